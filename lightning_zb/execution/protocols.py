@@ -1,0 +1,52 @@
+"""What floor 2 asks of the floors above it: how a chunk runs forward, and who owns the optimizer step.
+
+The executor knows nothing of Lightning or of the user's model; offline tests implement both protocols in a few lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+Payload = Any
+"""What one chunk hands to the next: any nest of tensors, numbers, booleans, strings and None."""
+
+
+class ChunkRunner(Protocol):
+    """Runs the forward of a chunk on a microbatch of the current step."""
+
+    def forward(self, chunk: int, microbatch: int, received: Payload) -> Payload:
+        """Run F.
+
+        Args:
+            chunk: the chunk to run.
+            microbatch: which microbatch of the step, counted from 0.
+            received: the payload of chunk - 1 (tensors are leaves of this chunk's graph); None for chunk 0.
+
+        Returns:
+            The payload for chunk + 1; on the last chunk the loss to call backward on, a scalar tensor that is
+            already divided for gradient accumulation.
+        """
+        ...
+
+    def signature(self, microbatch: int) -> Hashable:
+        """Shapes and dtypes of the microbatch's tensors, equal on every device of the pipeline.
+
+        Two microbatches of one signature yield payloads of one layout, so layouts are negotiated once per signature.
+        """
+        ...
+
+    def shared_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
+        """Parameters used by several chunks of this device, with those chunks; empty where nothing is tied."""
+        ...
+
+
+class StepOwner(Protocol):
+    """Owns parameters, optimizer and whatever a restart must restore. Filled in by post-validation."""
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All parameters of the unsplit model in the optimizer's parameter-group order; foreign ones have no gradient."""
+        ...

@@ -1,0 +1,138 @@
+"""What layers, transfers and devices cost: the input of every plan. Times in seconds, sizes in bytes.
+
+A cost model is measured (by the profiler) or written down; planning never looks at anything else of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, unique
+
+from lightning_zb.planning.placement import Partition, Placement
+
+
+@unique
+class LayerRole(str, Enum):
+    """Whether an item is one of the stacked layers or rides at an end of the model."""
+
+    PROLOGUE = "prologue"  # what runs before the stack: embeddings, positional tables
+    LAYER = "layer"
+    EPILOGUE = "epilogue"  # what runs after it: final norm, head, loss
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Cost of one layer for one microbatch.
+
+    Args:
+        name: the layer's name in the model.
+        forward: seconds of F.
+        backward_input: seconds of B.
+        backward_weight: seconds of W.
+        activation_bytes: M_B, held from F to B.
+        weight_stash_bytes: M_W, held from B to W.
+        parameter_bytes: parameters, constant.
+        output_bytes: what F sends to the next layer and B receives back.
+        role: stacked layer, or prologue or epilogue.
+        state_bytes: parameters, gradients, optimizer state and rollback copies together; None where not known.
+        workspace_bytes: what a pass holds only while it runs, by pass kind value (`"F"`, `"B"`, `"W"`).
+    """
+
+    name: str
+    forward: float
+    backward_input: float
+    backward_weight: float
+    activation_bytes: float = 0.0
+    weight_stash_bytes: float = 0.0
+    parameter_bytes: float = 0.0
+    output_bytes: float = 0.0
+    role: LayerRole = LayerRole.LAYER
+    state_bytes: float | None = None
+    workspace_bytes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def work(self) -> float:
+        """Seconds of F, B and W together."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A transfer of n bytes takes latency + n / bandwidth seconds."""
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.latency + num_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCost:
+    """Cost of one chunk for one microbatch on a device of speed 1; fields as in `LayerCost`."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    activation_bytes: float = 0.0
+    weight_stash_bytes: float = 0.0
+    parameter_bytes: float = 0.0
+    output_bytes: float = 0.0
+    state_bytes: float = 0.0
+
+    @property
+    def work(self) -> float:
+        return self.forward + self.backward_input + self.backward_weight
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Everything planning knows of a model and the machine it runs on.
+
+    Args:
+        layers: one cost for each layer, in model order.
+        link: one link for all ordered pairs, or a matrix `link[source][destination]`.
+        device_speed: relative speed of each device (2.0 halves its times); None where all are equal.
+    """
+
+    layers: tuple[LayerCost, ...]
+    link: Link | tuple[tuple[Link, ...], ...] = Link()
+    device_speed: tuple[float, ...] | None = None
+
+    def speed(self, device: int) -> float:
+        return 1.0 if self.device_speed is None else self.device_speed[device]
+
+    def link_between(self, source: int, destination: int) -> Link:
+        return self.link if isinstance(self.link, Link) else self.link[source][destination]
+
+    def transfer_seconds(self, source: int, destination: int, num_bytes: float) -> float:
+        """Seconds from the end of a pass to the moment its output can be used; 0 on the same device."""
+        return 0.0 if source == destination else self.link_between(source, destination).seconds(num_bytes)
+
+    def chunk(self, layers: Sequence[int]) -> ChunkCost:
+        """The cost of a run of layers; what it sends is the output of its last layer."""
+        items = [self.layers[i] for i in layers]
+        return ChunkCost(
+            forward=sum(c.forward for c in items),
+            backward_input=sum(c.backward_input for c in items),
+            backward_weight=sum(c.backward_weight for c in items),
+            activation_bytes=sum(c.activation_bytes for c in items),
+            weight_stash_bytes=sum(c.weight_stash_bytes for c in items),
+            parameter_bytes=sum(c.parameter_bytes for c in items),
+            output_bytes=items[-1].output_bytes,
+            state_bytes=sum(c.parameter_bytes if c.state_bytes is None else c.state_bytes for c in items),
+        )
+
+    def chunks(self, partition: Partition) -> tuple[ChunkCost, ...]:
+        return tuple(self.chunk(layers) for layers in partition.chunks)
+
+    @property
+    def activation_bytes(self) -> float:
+        """M_B of the whole model for one microbatch: the memory budget 1.0."""
+        return sum(c.activation_bytes for c in self.layers)
+
+    def ideal_seconds(self, placement: Placement, num_microbatches: int) -> float:
+        """Total work over the sum of device speeds: the step time of a pipeline without any bubble."""
+        speeds = sum(self.speed(d) for d in range(placement.num_devices))
+        return num_microbatches * sum(c.work for c in self.layers) / speeds
