@@ -1,0 +1,171 @@
+"""Processes of a pipeline: started, watched, and ended together.
+
+Lightning's script launcher kills the parent with SIGKILL when a child fails and its children repeat a whole Hydra
+multirun. Here a failing process shows its own traceback, the others end within seconds with an error that names it,
+and under Hydra each job of a sweep has fresh children, a fresh port and its own overrides only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+GRACE_SECONDS = 5.0
+"""How long a process may take to end by itself after another one failed."""
+
+_LAUNCH_VARIABLES = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_running: list[PipelineScriptLauncher] = []
+
+
+class PipelineScriptLauncher(_SubprocessScriptLauncher):
+    """Runs this script once more for each further device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.job = _hydra_job()
+
+    def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Start the children, then call the function here; a failure on any side ends all sides."""
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+            _running.append(self)
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        watch = _ChildWatch(self.procs)
+        watch.start()
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            watch.stop()
+            end_children(self.procs, GRACE_SECONDS)
+            raise
+        finally:
+            watch.stop()
+
+    def _call_children_scripts(self) -> None:
+        self._check_can_spawn_children()
+        environment = self.cluster_environment
+        os.environ.update(
+            MASTER_ADDR=environment.main_address,
+            MASTER_PORT=str(environment.main_port),
+            NODE_RANK=str(environment.node_rank()),
+            LOCAL_RANK=str(environment.local_rank()),
+            WORLD_SIZE=str(self.num_processes * self.num_nodes),
+        )
+        for local_rank in range(1, self.num_processes):
+            command, directory = _child_command(local_rank)
+            self.procs.append(subprocess.Popen(command, env={**os.environ, "LOCAL_RANK": str(local_rank)}, cwd=directory))
+
+
+class PipelineProcessLauncher(_MultiProcessingLauncher):
+    """Spawns or forks the processes, for notebooks and tests; the parent gets the whole model's weights back."""
+
+    def _collect_rank_zero_results(self, trainer: Any, results: Any) -> Any:
+        # the parent copies lightning_module.state_dict() back: without consolidation it would get meta tensors
+        weights = self._strategy.lightning_module_state_dict()
+        trainer.lightning_module.state_dict = lambda *args, **kwargs: weights
+        collected = super()._collect_rank_zero_results(trainer, results)
+        dist.barrier()
+        dist.destroy_process_group()  # spawned children run no atexit handlers; gloo aborts at exit otherwise
+        return collected
+
+
+class _ChildWatch(threading.Thread):
+    """Ends everything when a child fails and this process does not notice by itself (a dead peer breaks its transfers)."""
+
+    def __init__(self, children: list[subprocess.Popen]) -> None:
+        super().__init__(daemon=True, name="pipeline-child-watch")
+        self._children = children
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        while not self._stopped.wait(0.25):
+            failed = [(rank + 1, child) for rank, child in enumerate(self._children) if child.poll()]
+            if not failed:
+                continue
+            rank, child = failed[0]
+            print(f"[zero_bubble] the process of rank {rank} ended with exit code {child.returncode}; its traceback is above", file=sys.stderr)
+            end_children(self._children, 1.0)
+            if not self._stopped.wait(GRACE_SECONDS):
+                print("[zero_bubble] this process still waits for it and is ended", file=sys.stderr, flush=True)
+                os._exit(1)
+            return
+
+
+def end_children(children: list[subprocess.Popen], grace_seconds: float) -> None:
+    """Wait for children to end by themselves, then kill what is left (Lightning catches SIGTERM, so SIGKILL)."""
+    deadline = time.monotonic() + grace_seconds
+    while time.monotonic() < deadline and any(child.poll() is None for child in children):
+        time.sleep(0.05)
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+def finish_previous_job() -> None:
+    """Before a Hydra job of a sweep starts its processes: end those of the job before and forget its rendezvous."""
+    while _running and _running[-1].job != _hydra_job():
+        previous = _running.pop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        end_children(previous.procs, 60.0)
+        for name in _LAUNCH_VARIABLES:
+            os.environ.pop(name, None)
+
+
+@atexit.register
+def _end_all() -> None:
+    for launcher in _running:
+        end_children(launcher.procs, 30.0)
+
+
+def _hydra_job() -> tuple[str, str] | None:
+    """What tells one Hydra job of this process from another; None outside Hydra."""
+    if "hydra" not in sys.modules:
+        return None
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return None
+    config = HydraConfig.get()
+    return (str(config.mode), config.runtime.output_dir)
+
+
+def _child_command(local_rank: int) -> tuple[list[str], str | None]:
+    """The command that repeats this script as another rank; under Hydra with this job's overrides as a single run."""
+    import __main__
+
+    spec = getattr(__main__, "__spec__", None)
+    job = _hydra_job()
+    if job is None:
+        script = [sys.executable, os.path.abspath(sys.argv[0])] if spec is None else [sys.executable, "-m", spec.name]
+        return [*script, *sys.argv[1:]], None
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.utils import get_original_cwd, to_absolute_path
+
+    config = HydraConfig.get()
+    script = [sys.executable, to_absolute_path(sys.argv[0])] if spec is None else [sys.executable, "-m", spec.name]
+    return [
+        *script,
+        "--config-name",
+        str(config.job.config_name),
+        *config.overrides.task,
+        f'hydra.run.dir="{config.runtime.output_dir}"',
+        "hydra.output_subdir=null",
+        f"hydra.job.name={config.job.name}_rank{local_rank}",
+    ], get_original_cwd()

@@ -1,0 +1,117 @@
+"""Fit one case and return all that must be equal: weights, optimizer state, learning rates, logged losses."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from tests.lightning.models import MODELS, dataset
+
+warnings.filterwarnings("ignore", module="lightning")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run; `strategy=None` is the plain Trainer."""
+
+    name: str
+    model: str
+    model_options: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] | None = None
+    devices: int = 1
+    size: int = 48
+    batch_size: int = 2
+    accumulate: int = 4
+    validate: bool = False
+
+    def plain(self) -> Case:
+        return Case(**{**self.__dict__, "name": self.name + "-plain", "strategy": None, "devices": 1})
+
+
+class Norms(L.Callback):
+    """Learning rate after each batch."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_train_batch_end(self, trainer, *args) -> None:
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def run(case: Case, directory: Path) -> dict[str, Any]:
+    """Fit the case; what this rank owns of the result."""
+    import lightning_zb
+
+    L.seed_everything(5, verbose=False)
+    module = MODELS[case.model](**case.model_options)
+    norms = Norms()
+    options: dict[str, Any] = {"max_epochs": 2, **case.trainer}
+    if case.strategy is not None:
+        options["strategy"] = lightning_zb.ZeroBubbleStrategy(**case.strategy)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=case.devices, accumulate_grad_batches=case.accumulate, callbacks=[norms],
+        logger=CSVLogger(directory, name="", version=case.name), log_every_n_steps=1, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0, **options,
+    )  # fmt: skip
+    train = torch.utils.data.DataLoader(dataset(case.model, case.size), batch_size=case.batch_size, shuffle=True)
+    validation = torch.utils.data.DataLoader(dataset(case.model, 8), batch_size=4) if case.validate else None
+    trainer.fit(module, train, validation)
+    optimizer = trainer.optimizers[0]
+    names = {id(p): n for n, p in module.named_parameters()}
+    own = {n: p.detach().clone() for n, p in module.named_parameters() if _owned(trainer, p)}
+    state = {
+        names[id(p)]: {k: torch.as_tensor(v).clone() for k, v in s.items()} for p, s in optimizer.state.items() if _owned(trainer, p)
+    }
+    log = Path(directory) / case.name / "metrics.csv"
+    return {
+        "weights": own,
+        "optimizer": state,
+        "order": [names[id(p)] for g in optimizer.param_groups for p in g["params"]],
+        "rates": norms.rates,
+        "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
+        "log": log.read_text() if trainer.is_global_zero and log.exists() else None,
+        "steps": trainer.global_step,
+        "statistics": getattr(trainer.strategy, "statistics", None),
+        "own_bytes": sum(p.numel() * p.element_size() for p in own.values()),
+        "plan_passes": _planned(trainer),
+    }
+
+
+def _owned(trainer: L.Trainer, parameter: torch.nn.Parameter) -> bool:
+    owns = getattr(trainer.strategy, "owns", None)
+    return True if owns is None else owns(parameter)
+
+
+def _planned(trainer: L.Trainer) -> int | None:
+    plan = getattr(trainer.strategy, "plan", None)
+    return None if plan is None else sum(1 for _ in plan.schedule.passes())
+
+
+def differences(parts: list[dict[str, Any]], plain: dict[str, Any]) -> list[str]:
+    """Every difference between a split run (one result a rank) and the plain one; empty when all bits agree."""
+    found = []
+    weights: dict[str, torch.Tensor] = {}
+    optimizer: dict[str, dict[str, torch.Tensor]] = {}
+    for part in parts:
+        twice = set(weights) & set(part["weights"])
+        found += [f"{name} is owned twice" for name in twice]
+        weights.update(part["weights"])
+        optimizer.update(part["optimizer"])
+    found += [f"missing {name}" for name in set(plain["weights"]) ^ set(weights)]
+    found += [f"weight {n}" for n, w in plain["weights"].items() if n in weights and not torch.equal(w, weights[n])]
+    found += [f"optimizer state of {n}" for n in set(plain["optimizer"]) ^ set(optimizer)]
+    for name, state in plain["optimizer"].items():
+        other = optimizer.get(name, {})
+        found += [f"{k} of {name}" for k in state if k not in other or not torch.equal(state[k], other[k])]
+    found += [key for key in ("order", "rates", "log", "steps", "metrics") if parts[0][key] != plain[key]]
+    found += [f"order on rank {r}" for r, part in enumerate(parts) if part["order"] != plain["order"]]
+    return found

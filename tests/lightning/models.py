@@ -1,0 +1,168 @@
+"""Small, ordinary LightningModules: nothing in them knows of pipelines."""
+
+from __future__ import annotations
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCABULARY, LENGTH, HIDDEN = 64, 12, 32
+
+
+class Tokens(torch.utils.data.Dataset):
+    """Deterministic token sequences; some easy ones, so that gradient norms vary."""
+
+    def __init__(self, size: int = 48) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=generator)
+        if index % 5 == 0:
+            ids[:] = 7
+        return {"input_ids": ids, "labels": ids.clone()}
+
+
+class Vectors(torch.utils.data.Dataset):
+    def __init__(self, size: int = 48) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(8, generator=generator)
+        return x, x.sum(0, keepdim=True)
+
+
+class Trained(L.LightningModule):
+    """AdamW with a step-wise schedule; the loss is logged by step and epoch."""
+
+    def __init__(self, groups: bool = False, lr: float = 3e-3) -> None:
+        super().__init__()
+        self.groups, self.lr = groups, lr
+
+    def loss(self, batch) -> torch.Tensor:
+        raise NotImplementedError
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch), prog_bar=True)
+
+    def configure_optimizers(self):
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        if self.groups:
+            decay, plain = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
+            parameters = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0, "lr": self.lr / 2}]
+        optimizer = torch.optim.AdamW(parameters, lr=self.lr)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class SequentialModule(Trained):
+    """A plain nn.Sequential; `frozen` freezes its first layers."""
+
+    def __init__(self, num_blocks: int = 8, frozen: int = 0, **kwargs) -> None:
+        super().__init__(**kwargs)
+        blocks = [nn.Sequential(nn.Linear(8 if i == 0 else 16, 16), nn.Tanh()) for i in range(num_blocks - 1)]
+        self.model = nn.Sequential(*blocks, nn.Linear(16, 1))
+        for block in self.model[:frozen]:
+            block.requires_grad_(False)
+
+    def loss(self, batch):
+        x, y = batch
+        return F.mse_loss(self.model(x), y)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP; an MLP that stands twice in it is the layer used twice."""
+
+    def __init__(self, dropout: float, twice: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN), nn.Linear(2 * HIDDEN, HIDDEN)
+        self.dropout, self.twice = nn.Dropout(dropout), twice
+
+    def mlp(self, x):
+        return self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
+        x = x + self.dropout(self.out(attended))
+        x = x + self.mlp(x)
+        return x + self.mlp(x) if self.twice else x
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, num_layers: int, tied: bool, dropout: float, twice: bool, raw_positions: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
+        self.positions = nn.Parameter(torch.randn(LENGTH, HIDDEN)) if raw_positions else nn.Embedding(LENGTH, HIDDEN)
+        self.layers = nn.ModuleList(Block(dropout, twice) for _ in range(num_layers))
+        self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        where = self.positions if isinstance(self.positions, nn.Parameter) else self.positions(torch.arange(ids.shape[1]))
+        x = self.embedding(ids) + where
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class TokenModule(Trained):
+    """Embedding, layers, norm and head, written by hand."""
+
+    def __init__(self, num_layers=8, tied=False, dropout=0.0, twice=False, raw_positions=False, frozen=0, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.net = LanguageModel(num_layers, tied, dropout, twice, raw_positions)
+        if frozen:
+            self.net.embedding.requires_grad_(False)
+            for layer in self.net.layers[:frozen]:
+                layer.requires_grad_(False)
+
+    def loss(self, batch):
+        logits = self.net(batch["input_ids"])
+        return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), batch["labels"][:, 1:].reshape(-1))
+
+
+class HybridModule(Trained):
+    """Nemotron-H in small: Mamba-2, MoE, attention and MLP layers of `transformers`, random weights."""
+
+    def __init__(self, num_layers: int = 8, **kwargs) -> None:
+        super().__init__(**kwargs)
+        from transformers import AutoModelForCausalLM, NemotronHConfig
+
+        pattern = ["mamba", "moe", "mamba", "attention", "mamba", "moe", "attention", "mlp"]
+        config = NemotronHConfig(
+            vocab_size=VOCABULARY, hidden_size=HIDDEN, layers_block_type=(pattern * 4)[:num_layers],
+            num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=2 * HIDDEN,
+            ssm_state_size=8, mamba_num_heads=4, mamba_head_dim=16, n_groups=1, chunk_size=16,
+            n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=HIDDEN, moe_shared_expert_intermediate_size=HIDDEN,
+            max_position_embeddings=64, pad_token_id=None, bos_token_id=1, eos_token_id=2, use_cache=False,
+        )  # fmt: skip
+        self.model = AutoModelForCausalLM.from_config(config).float()
+        self.model.train()
+
+    def loss(self, batch):
+        return self.model(**batch).loss
+
+
+MODELS = {"sequential": SequentialModule, "tokens": TokenModule, "hybrid": HybridModule}
+
+
+def dataset(model: str, size: int) -> torch.utils.data.Dataset:
+    return Vectors(size) if model == "sequential" else Tokens(size)
