@@ -1,0 +1,1 @@
+"""Ready-to-run training recipes: data, models and the training program."""

@@ -1,0 +1,81 @@
+"""A callback that times optimizer steps and measures each process's memory."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from torch import distributed
+
+
+class Measurements(L.Callback):
+    """Times every optimizer step, logs tokens per second, and gathers each device's peak memory at the end.
+
+    Steps are timed from the end of one to the end of the next, data and Lightning's own work included, validation not.
+
+    Args:
+        num_warmup_steps: first steps that the results leave out: allocators and caches are still filling.
+    """
+
+    def __init__(self, num_warmup_steps: int = 3) -> None:
+        self.num_warmup_steps = num_warmup_steps
+        self.peak_memory: tuple[int, ...] = ()
+        """Bytes of each device's process: allocated by torch on a GPU, resident on a CPU."""
+        self._step_times: list[float] = []
+        self._step_tokens: list[int] = []
+        self._began: float | None = None
+        self._tokens = 0
+        self._num_steps_seen = 0
+
+    @property
+    def step_time(self) -> float:
+        """Median seconds of an optimizer step."""
+        return statistics.median(self._step_times[self.num_warmup_steps :] or self._step_times)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of a median step over its seconds."""
+        return statistics.median(self._step_tokens) / self.step_time
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._num_steps_seen = trainer.global_step
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._tokens += batch["input_ids"].numel()
+        if trainer.global_step == self._num_steps_seen:
+            return
+        now = time.perf_counter()
+        assert self._began is not None
+        self._step_times.append(now - self._began)
+        self._step_tokens.append(self._tokens)
+        pl_module.log("tokens_per_second", self._tokens / self._step_times[-1], prog_bar=True)
+        self._began, self._tokens, self._num_steps_seen = now, 0, trainer.global_step
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._began = None
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        peak = _peak_memory(trainer.strategy.root_device)
+        peaks = [peak] * trainer.world_size
+        if distributed.is_initialized():
+            distributed.all_gather_object(peaks, peak)
+        self.peak_memory = tuple(peaks)
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts in kibibytes, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

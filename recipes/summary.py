@@ -1,0 +1,153 @@
+"""What a job achieved: a value, a JSON file, a line of a table.
+
+`python -m recipes.summary FOLDER` prints the table of all jobs below a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import lightning as L
+from omegaconf import DictConfig, OmegaConf
+
+from recipes.measurements import Measurements
+
+FILE_NAME = "summary.json"
+
+HEADER: tuple[str, ...] = (
+    "schedule",
+    "budget",
+    "step predicted",
+    "step measured",
+    "bubble predicted",
+    "bubble measured",
+    "tokens/s",
+    "peak memory per device",
+    "train loss",
+    "val loss",
+    "val bits/byte",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A job's results. Seconds and bytes; None where a value does not exist, as a prediction without a plan.
+
+    Args:
+        schedule: the schedule that ran; "plain" for Lightning's own Trainer.
+        memory_budget: what the plan was allowed, as written in the configuration.
+        num_devices: processes.
+        num_microbatches: microbatches of a step.
+        num_steps: optimizer steps.
+        step_time_predicted: of the plan.
+        step_time_measured: median.
+        bubble_predicted: bubble rate of the plan.
+        bubble_measured: bubble rate of the passes as they ran.
+        peak_memory: of each device's process.
+        tokens_per_second: at the median step.
+        train_loss: of the last logged microbatch, nats.
+        val_loss: of the last validation, nats.
+        val_bits_per_byte: the same in bits.
+    """
+
+    schedule: str
+    memory_budget: float | None
+    num_devices: int
+    num_microbatches: int
+    num_steps: int
+    step_time_predicted: float | None
+    step_time_measured: float
+    bubble_predicted: float | None
+    bubble_measured: float | None
+    peak_memory: tuple[int, ...]
+    tokens_per_second: float
+    train_loss: float | None
+    val_loss: float | None
+    val_bits_per_byte: float | None
+
+    def write(self, folder: Path) -> None:
+        """Write summary.json into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE_NAME).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
+    """Collect a finished fit's results.
+
+    Args:
+        trainer: the trainer after the fit; its callbacks include Measurements.
+        config: the job's configuration.
+    """
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    (measurements,) = (callback for callback in callbacks if isinstance(callback, Measurements))
+    plan = getattr(trainer.strategy, "plan", None)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return Summary(
+        schedule="plain" if plan is None else plan.planner.name,
+        memory_budget=OmegaConf.select(config, "strategy.memory_budget"),
+        num_devices=trainer.world_size,
+        num_microbatches=trainer.accumulate_grad_batches,
+        num_steps=trainer.global_step,
+        step_time_predicted=None if plan is None else plan.predicted.period,
+        step_time_measured=measurements.step_time,
+        bubble_predicted=None if plan is None else plan.predicted.bubble_rate,
+        bubble_measured=getattr(trainer.strategy, "statistics", {}).get("bubble_rate"),
+        peak_memory=measurements.peak_memory,
+        tokens_per_second=measurements.tokens_per_second,
+        train_loss=metrics.get("train_loss"),
+        val_loss=metrics.get("val_loss"),
+        val_bits_per_byte=metrics.get("val_bits_per_byte"),
+    )
+
+
+def read_summary(path: Path) -> Summary:
+    """Read a summary.json."""
+    values = json.loads(path.read_text())
+    return Summary(**{**values, "peak_memory": tuple(values["peak_memory"])})
+
+
+def read_summaries(folder: Path) -> list[Summary]:
+    """Read every summary.json below a folder, in the order of their paths."""
+    return [read_summary(path) for path in sorted(folder.rglob(FILE_NAME))]
+
+
+def format_table(summaries: Iterable[Summary]) -> str:
+    """Lay summaries out as a table, one a line."""
+    rows = [HEADER, *(_cells(summary) for summary in summaries)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    return (
+        summary.schedule,
+        _format(summary.memory_budget, "{:g}"),
+        _format(summary.step_time_predicted, "{:.3f} s"),
+        _format(summary.step_time_measured, "{:.3f} s"),
+        _format(summary.bubble_predicted, "{:.1%}"),
+        _format(summary.bubble_measured, "{:.1%}"),
+        _format(summary.tokens_per_second, "{:.0f}"),
+        ", ".join(f"{peak / 2**20:.0f}" for peak in summary.peak_memory) + " MiB",
+        _format(summary.train_loss, "{:.4f}"),
+        _format(summary.val_loss, "{:.4f}"),
+        _format(summary.val_bits_per_byte, "{:.3f}"),
+    )
+
+
+def _format(value: float | None, template: str) -> str:
+    return "-" if value is None else template.format(value)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the table of all summaries below the given folder."""
+    (folder,) = arguments
+    print(format_table(read_summaries(Path(folder))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
