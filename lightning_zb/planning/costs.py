@@ -128,6 +128,11 @@ class CostModel:
         return tuple(self.chunk(layers) for layers in partition.chunks)
 
     @property
+    def num_stacked_layers(self) -> int:
+        """Layers of the stack, without what runs before and after it."""
+        return sum(layer.role is LayerRole.LAYER for layer in self.layers)
+
+    @property
     def activation_bytes(self) -> float:
         """M_B of the whole model for one microbatch: the memory budget 1.0."""
         return sum(c.activation_bytes for c in self.layers)

@@ -21,7 +21,8 @@ class Placement:
     def __post_init__(self) -> None:
         if set(self.devices) != set(range(self.num_devices)):
             raise ValueError(
-                f"placement {list(self.devices)} must use each of the {self.num_devices} devices 0..{self.num_devices - 1} at least once"
+                f"placement {list(self.devices)} must use each of the {self.num_devices} devices "
+                f"0..{self.num_devices - 1} at least once"
             )
 
     @property
@@ -59,7 +60,8 @@ class Partition:
         flat = [layer for chunk in self.chunks for layer in chunk]
         if flat != list(range(len(flat))) or not all(self.chunks):
             raise ValueError(
-                f"partition {[list(c) for c in self.chunks]} must be contiguous runs of the layers 0, 1, 2, ... in order, none empty"
+                f"partition {[list(c) for c in self.chunks]} must be contiguous runs of the layers 0, 1, 2, ... in order, "
+                "none empty"
             )
 
     @property

@@ -1,0 +1,126 @@
+"""Memory budgets: from what users write to the activation bytes of each device, and back for the error message.
+
+A number counts activations only: 1.0 is M_B of all layers for one microbatch on every device, whatever the partition. A
+string such as `"40GiB"` is the whole device: model states and workspace go off first. A list holds one of these for
+each device. None sets no limit here; what a device has free is known to whoever runs on it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.placement import Partition, Placement
+
+DeviceBudget = float | str
+MemoryBudget = DeviceBudget | Sequence[DeviceBudget] | None
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(" + "|".join(_UNITS) + r")\s*")
+
+
+class InfeasibleBudget(ValueError):
+    """No order fits the budget.
+
+    Args:
+        message: one sentence that names the smallest budget.
+        smallest: the smallest budget that would do, in the form in which the budget was given.
+        smallest_bytes: the activation bytes that each device needs at least.
+    """
+
+    def __init__(self, message: str, smallest: MemoryBudget, smallest_bytes: tuple[float, ...]) -> None:
+        super().__init__(message)
+        self.smallest = smallest
+        self.smallest_bytes = smallest_bytes
+
+
+def activation_limits(budget: MemoryBudget, costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
+    """The activation bytes that each device may hold; infinite where there is no limit, negative where its states do not fit.
+
+    Raises:
+        ValueError: the budget cannot be read, or a list has not one entry for each device.
+    """
+    entries = _per_device(budget, placement.num_devices)
+    constant = constant_bytes(costs, partition, placement)
+    return tuple(_limit(entry, costs, constant[d]) for d, entry in enumerate(entries))
+
+
+def constant_bytes(costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
+    """For each device what it holds besides activations: model states, and the largest workspace of one pass."""
+    states = [0.0] * placement.num_devices
+    workspace = [0.0] * placement.num_devices
+    for layers, chunk, device in zip(partition.chunks, costs.chunks(partition), placement.devices, strict=True):
+        states[device] += chunk.state_bytes
+        workspace[device] = max([workspace[device]] + [b for i in layers for b in costs.layers[i].workspace_bytes.values()])
+    return tuple(s + w for s, w in zip(states, workspace, strict=True))
+
+
+def infeasible(
+    budget: MemoryBudget, needed: tuple[float, ...], what: str, costs: CostModel, partition: Partition, placement: Placement
+) -> InfeasibleBudget:
+    """The error for a budget that is too small.
+
+    Args:
+        budget: what was asked for.
+        needed: the activation bytes that each device needs at least.
+        what: subject of the message: what does not fit.
+        costs: as for `activation_limits`; so are the next two.
+        partition: layers to chunks.
+        placement: chunks to devices.
+    """
+    constant = constant_bytes(costs, partition, placement)
+    entries = _per_device(budget, placement.num_devices)
+    smallest = [_smallest(entry, need, costs, constant[d]) for d, (entry, need) in enumerate(zip(entries, needed, strict=True))]
+    single = isinstance(budget, (int, float, str))
+    worst = max(range(len(needed)), key=lambda d: needed[d] + (constant[d] if isinstance(entries[d], str) else 0.0))
+    form: MemoryBudget = smallest[worst] if single else smallest
+    return InfeasibleBudget(f"{what} does not fit memory_budget={budget!r}; the smallest that fits is {form!r}", form, needed)
+
+
+def fits(needed: Sequence[float], limits: Sequence[float]) -> bool:
+    """Whether every device stays within its limit, up to rounding of sums of bytes."""
+    return all(need <= limit + 1e-9 * abs(limit) for need, limit in zip(needed, limits, strict=True))
+
+
+def parse_bytes(text: str) -> float:
+    """Bytes of a size such as `40GiB`, `512MiB` or `1.5GB`.
+
+    Raises:
+        ValueError: it is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"memory budget {text!r} is not a size; write for example '40GiB' or '512MiB' for the whole device, "
+            "or a number: 1.0 is the activations of the whole model for one microbatch"
+        )
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _per_device(budget: MemoryBudget, num_devices: int) -> list[DeviceBudget | None]:
+    if budget is None or isinstance(budget, (int, float, str)):
+        return [budget] * num_devices
+    if len(budget) != num_devices:
+        raise ValueError(f"memory_budget {list(budget)} has {len(budget)} entries for {num_devices} devices")
+    return list(budget)
+
+
+def _limit(entry: DeviceBudget | None, costs: CostModel, constant: float) -> float:
+    if entry is None:
+        return math.inf
+    if isinstance(entry, str):
+        return parse_bytes(entry) - constant
+    if not entry > 0:
+        raise ValueError(
+            f"memory_budget {entry!r} must be positive; 1.0 is the activations of the whole model for one microbatch"
+        )
+    return entry * costs.activation_bytes
+
+
+def _smallest(entry: DeviceBudget | None, needed: float, costs: CostModel, constant: float) -> DeviceBudget:
+    if not isinstance(entry, str):
+        return math.ceil(needed / costs.activation_bytes * 1e4 - 1e-6) / 1e4
+    mebibytes = math.ceil((needed + constant) / 2**20)
+    return f"{mebibytes}MiB"

@@ -1,0 +1,117 @@
+"""From costs to a plan: the one entry point of floor 1."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits, infeasible
+from lightning_zb.planning.builders.greedy import smallest_limits
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.partitioning import PartitionSpec, make_partition
+from lightning_zb.planning.placement import Partition, Placement
+from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus
+from lightning_zb.planning.registry import PlanRequest, Problem, ScheduleSpec, SearchSpec, find_schedule
+from lightning_zb.planning.schedule import Schedule
+from lightning_zb.planning.timeline import memory_peaks, predict
+
+
+def make_plan(
+    costs: CostModel,
+    num_devices: int,
+    num_microbatches: int,
+    schedule: str = "zb-v",
+    memory_budget: MemoryBudget = None,
+    partition: PartitionSpec = "even",
+    placement: Placement | Sequence[int] | None = None,
+    **options: object,
+) -> Plan:
+    """Plan the pipeline of a model.
+
+    Args:
+        costs: the layers, links and device speeds.
+        num_devices: devices of the pipeline.
+        num_microbatches: microbatches of a step.
+        schedule: a name from `known_schedules()`.
+        memory_budget: a multiple of the activations of the whole model for one microbatch, a size such as `"40GiB"` for
+            the whole device, a list of these, or None for the schedule's own default (no limit where it has none).
+        partition: `"even"`, `"balanced"`, or the number of layers of each chunk.
+        placement: the device of each chunk; None: the placement that belongs to the schedule.
+        options: handed on to a schedule that searches, such as `auto` (objective, effort, seed, seconds).
+
+    Raises:
+        InfeasibleBudget: nothing fits the budget; says the smallest that does.
+        ValueError: an argument is wrong; says what to write instead.
+    """
+    if num_devices < 1 or num_microbatches < 1:
+        raise ValueError(
+            f"a pipeline needs a device and a microbatch, not {num_devices} devices and {num_microbatches} microbatches"
+        )
+    spec = find_schedule(schedule)
+    if placement is not None and not isinstance(placement, Placement):
+        placement = Placement(tuple(placement), num_devices)
+    if isinstance(spec, SearchSpec):
+        return spec.plan(PlanRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options)))
+    if options:
+        raise ValueError(f"schedule {schedule!r} has no options, but got {', '.join(sorted(options))}")
+    return _plan_named(spec, costs, num_devices, num_microbatches, memory_budget, partition, placement)
+
+
+def assemble_plan(
+    name: str,
+    problem: Problem,
+    partition: Partition,
+    schedule: Schedule,
+    seconds: float = 0.0,
+    status: PlanStatus = PlanStatus.FEASIBLE,
+    lower_bound: float | None = None,
+    reason: str = "",
+) -> Plan:
+    """Put the parts of a plan together, checked and with its prediction; limits that are infinite count as none."""
+    schedule.check(problem.placement)
+    return Plan(
+        costs=problem.costs,
+        partition=partition,
+        placement=problem.placement,
+        schedule=schedule,
+        predicted=predict(schedule, problem.placement, problem.chunk_costs, problem.costs, lower_bound),
+        planner=PlannerInfo(name=name, seconds=seconds, status=status, reason=reason),
+        memory_limit=None if max(problem.limits) == float("inf") else problem.limits,
+    )
+
+
+def _plan_named(
+    spec: ScheduleSpec,
+    costs: CostModel,
+    num_devices: int,
+    num_microbatches: int,
+    budget: MemoryBudget,
+    partition_spec: PartitionSpec,
+    placement: Placement | None,
+) -> Plan:
+    started = time.perf_counter()
+    budget = _settle_budget(spec, budget)
+    if placement is None:
+        placement = spec.placement(num_devices, costs.num_stacked_layers)
+    partition = make_partition(partition_spec, costs, placement)
+    limits = activation_limits(budget, costs, partition, placement)
+    problem = Problem(placement, costs.chunks(partition), costs, num_microbatches, limits)
+    if not spec.fixed_order and not fits(smallest_limits(problem), limits):
+        raise infeasible(budget, smallest_limits(problem), "one microbatch", costs, partition, placement)
+    schedule = spec.build(problem)
+    peaks = memory_peaks(schedule, placement, problem.chunk_costs)
+    if not fits(peaks, limits):
+        raise infeasible(budget, peaks, f"schedule {spec.name!r}", costs, partition, placement)
+    return assemble_plan(
+        spec.name, problem, partition, schedule, time.perf_counter() - started, reason=f"schedule {spec.name!r} was asked for"
+    )
+
+
+def _settle_budget(spec: ScheduleSpec, budget: MemoryBudget) -> MemoryBudget:
+    if spec.own_budget is None:
+        return spec.default_budget if budget is None else budget
+    if budget is not None and budget != spec.own_budget:
+        raise ValueError(
+            f"schedule {spec.name!r} is 'zb' at memory budget {spec.own_budget}; for {budget!r} write schedule 'zb'"
+        )
+    return spec.own_budget
