@@ -1,0 +1,193 @@
+"""F, B and W of the chunks of one device: what lives between them and where gradients enter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_zb.execution.payload import Packet, flatten, pack, unflatten
+from lightning_zb.execution.program import Program
+from lightning_zb.execution.protocols import ChunkRunner
+from lightning_zb.execution.split_backward import DeferredWeights, accumulate
+
+
+@dataclass(slots=True)
+class _Live:
+    """One chunk on one microbatch, from its F to its W.
+
+    Args:
+        received: leaves whose gradient goes back to the chunk before.
+        roots: outputs that need a gradient.
+        weights: the weight-gradient work F recorded; None where the backward runs whole.
+        kept: gradients of shared parameters that B computed itself.
+    """
+
+    received: list[Tensor]
+    roots: list[Tensor]
+    weights: DeferredWeights | None
+    kept: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Passes:
+    """Runs the passes of one device's chunks.
+
+    Parameters shared by several of its chunks get the contributions of one microbatch in one engine call, later chunk
+    first, as plain autograd would add them; until the last of those chunks has run its W they are held.
+
+    Args:
+        runner: runs a chunk forward.
+    """
+
+    runner: ChunkRunner
+    _program: Program | None = None
+    _fused: frozenset[tuple[int, int]] = frozenset()
+    _live: dict[tuple[int, int], _Live] = field(default_factory=dict)
+    _shared: dict[nn.Parameter, tuple[int, ...]] = field(default_factory=dict)
+    _held: dict[tuple[int, nn.Parameter], dict[int, Tensor]] = field(default_factory=dict)
+    _reported: dict[tuple[int, nn.Parameter], set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def begin(self, program: Program, device: int) -> None:
+        """Start a step, dropping whatever a step that did not end has left."""
+        self._program = program
+        self._fused = program.fused(device)
+        self._shared = self.runner.shared_parameters()
+        self._live.clear()
+        self._held.clear()
+        self._reported.clear()
+
+    @property
+    def num_live(self) -> int:
+        """Chunk and microbatch pairs whose W has not run yet."""
+        return len(self._live)
+
+    def forward(self, chunk: int, microbatch: int, packet: Packet | None) -> tuple[Packet | None, Any]:
+        """Run F.
+
+        Args:
+            chunk: the chunk.
+            microbatch: the microbatch.
+            packet: what chunk - 1 handed over; None for chunk 0.
+
+        Returns:
+            The packet for chunk + 1 and None; on the last chunk None and the detached loss (the plain output in a
+            forward-only program).
+        """
+        assert self._program is not None
+        training = not self._program.forward_only
+        last = chunk == self._program.placement.num_chunks - 1
+        received, leaves = None, []
+        if packet is not None:
+            if training:
+                leaves = [t.requires_grad_() for t, how in _zip_layout(packet) if how.requires_grad]
+            received = unflatten(packet.layout, packet.tensors)
+        whole = (chunk, microbatch) in self._fused and not self._shared_in(chunk)
+        if not training or whole:
+            weights = None
+            output = self.runner.forward(chunk, microbatch, received)
+        else:
+            weights = DeferredWeights()
+            with weights.recording():
+                output = self.runner.forward(chunk, microbatch, received)
+        if last:
+            if not training:
+                return None, output
+            self._live[chunk, microbatch] = _Live(leaves, [output] if output.requires_grad else [], weights)
+            return None, output.detach()
+        if not training:
+            return pack(output), None
+        layout, tensors = flatten(output)
+        self._live[chunk, microbatch] = _Live(leaves, [t for t in tensors if t.requires_grad], weights)
+        return Packet(layout, tuple(t.detach() for t in tensors)), None
+
+    def backward(self, chunk: int, microbatch: int, packet: Packet | None) -> Packet | None:
+        """Run B: gradients of what the chunk received; weights are left to W.
+
+        Args:
+            chunk: the chunk.
+            microbatch: the microbatch.
+            packet: the gradients of its outputs; None on the last chunk.
+
+        Returns:
+            The gradients for chunk - 1; None on chunk 0.
+        """
+        live = self._live[chunk, microbatch]
+        roots: list[Tensor] = live.roots
+        gradients: list[Tensor] | None = None
+        if packet is not None:
+            sent, present = unflatten(packet.layout, packet.tensors)
+            pairs = [(r, g) for r, g, there in zip(roots, sent, present or [True] * len(sent), strict=True) if there]
+            roots, gradients = [r for r, _ in pairs], [g for _, g in pairs]
+        with self._setting_aside(self._shared_in(chunk), live.kept):
+            # recomputation of checkpointed layers records too
+            with nullcontext() if live.weights is None else live.weights.recording():
+                if roots:
+                    torch.autograd.backward(roots, gradients)
+        outgoing = _pack_gradients(live.received) if chunk > 0 else None
+        live.received, live.roots = [], []
+        return outgoing
+
+    def weight(self, chunk: int, microbatch: int) -> None:
+        """Run W: gradients of the chunk's parameters enter `.grad` in one engine call."""
+        live = self._live.pop((chunk, microbatch))
+        contributions = {} if live.weights is None else dict(live.weights.contributions())
+        for parameter in self._shared_in(chunk):
+            part = _add(live.kept.get(parameter), contributions.pop(parameter, None))
+            whole = self._join(parameter, chunk, microbatch, part)
+            if whole is not None:
+                contributions[parameter] = whole
+        if contributions:
+            accumulate(contributions)
+
+    def _shared_in(self, chunk: int) -> list[nn.Parameter]:
+        return [p for p, chunks in self._shared.items() if chunk in chunks] if self._shared else []
+
+    def _join(self, parameter: nn.Parameter, chunk: int, microbatch: int, part: Tensor | None) -> Tensor | None:
+        """Hold a chunk's part of a shared parameter; the sum, later chunks first, once every chunk has reported."""
+        key = microbatch, parameter
+        self._reported[key].add(chunk)
+        if part is not None:
+            self._held.setdefault(key, {})[chunk] = part
+        if self._reported[key] != set(self._shared[parameter]):
+            return None
+        del self._reported[key]
+        parts = self._held.pop(key, {})
+        total: Tensor | None = None
+        for later in sorted(parts, reverse=True):
+            total = _add(total, parts[later])
+        return total
+
+    @contextmanager
+    def _setting_aside(self, parameters: Sequence[nn.Parameter], kept: dict[nn.Parameter, Tensor]) -> Iterator[None]:
+        """Keep what B adds to these parameters out of `.grad`, for W to enter."""
+        before = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+        for parameter, gradient in zip(parameters, before, strict=True):
+            if parameter.grad is not None:
+                kept[parameter] = parameter.grad
+            parameter.grad = gradient
+
+
+def _zip_layout(packet: Packet) -> Iterator[tuple[Tensor, Any]]:
+    return zip(packet.tensors, packet.layout.tensors, strict=True)
+
+
+def _pack_gradients(received: list[Tensor]) -> Packet:
+    """Gradients of received leaves; where several can be missing, a mask says which are (zeros would not be the same)."""
+    gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in received]
+    present = [t.grad is not None for t in received] if len(received) > 1 else None
+    return pack((gradients, present))
+
+
+def _add(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second

@@ -1,0 +1,251 @@
+"""Messages between devices: who posts, takes and sends what, and how layouts are agreed on.
+
+A transport knows nothing of passes. The executor posts receives in the sender's order, takes messages by name and
+sends packets; `DistributedTransport` moves them over torch.distributed, `LocalTransport` within one process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_zb.execution.channels import Channels
+from lightning_zb.execution.payload import Layout, Packet
+from lightning_zb.execution.program import Message, Program
+from lightning_zb.execution.statistics import Statistics
+
+
+class TransportError(RuntimeError):
+    """A transfer failed: a peer died or timed out, or two sides disagree on a layout."""
+
+
+class Transport(Protocol):
+    """Moves packets between the devices of one pipeline."""
+
+    def begin(self, program: Program, signatures: Sequence[Hashable]) -> None:
+        """Start a step.
+
+        Args:
+            program: what all devices execute.
+            signatures: for each microbatch what its layouts depend on, equal on all devices.
+        """
+        ...
+
+    def post(self, message: Message, source: int) -> None:
+        """Allocate for a message and start receiving it; called in the sender's order."""
+        ...
+
+    def ready(self, message: Message) -> bool:
+        """Whether `take` would return at once; always true where taking may block."""
+        ...
+
+    def take(self, message: Message, source: int) -> Packet:
+        """The packet of a posted message; waits for it."""
+        ...
+
+    def send(self, message: Message, destination: int, packet: Packet) -> None:
+        """Start sending a packet; the transport keeps it alive until it has arrived."""
+        ...
+
+    def arrived(self, message: Message) -> None:
+        """The answer to a message came back, so its send is over: free it."""
+        ...
+
+    def finish(self) -> None:
+        """End the step: nothing stays posted; sends of the step before are freed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A receive under way: its buffers and what to wait for."""
+
+    layout: Layout
+    buffers: list[Tensor]
+    works: list[Any]
+
+
+@dataclass(slots=True)
+class _Sending:
+    """A send under way: what to wait for and the memory it reads."""
+
+    message: Message
+    destination: int
+    works: list[Any]
+    buffers: list[Tensor]
+
+
+@dataclass(slots=True)
+class DistributedTransport:
+    """Packets over torch.distributed point-to-point.
+
+    On gloo neither `is_completed` of a send or a receive is of use before `wait`, and waiting for a send blocks until
+    the peer posts its receive. So nothing polls: an activation's send is waited for when its gradient comes back,
+    everything else one step later.
+
+    Args:
+        channels: the process groups of the pipeline.
+        statistics: where messages and bytes are counted.
+    """
+
+    channels: Channels
+    statistics: Statistics = field(default_factory=Statistics)
+    _program: Program | None = None
+    _signatures: Sequence[Hashable] = ()
+    _layouts: dict[Hashable, Layout] = field(default_factory=dict)
+    _requested: dict[int, deque[Message]] = field(default_factory=dict)
+    _posted: dict[Message, _Posted] = field(default_factory=dict)
+    _sending: dict[Message, _Sending] = field(default_factory=dict)
+    _sent_before: list[_Sending] = field(default_factory=list)
+    _headers: list[tuple[Any, Tensor]] = field(default_factory=list)
+
+    def begin(self, program: Program, signatures: Sequence[Hashable]) -> None:
+        self._program, self._signatures = program, signatures
+
+    def post(self, message: Message, source: int) -> None:
+        self._requested.setdefault(source, deque()).append(message)
+        self._post_known(source)
+
+    def ready(self, message: Message) -> bool:
+        return True
+
+    def take(self, message: Message, source: int) -> Packet:
+        while message not in self._posted:  # a message before it, or it, has a layout not yet negotiated
+            first = self._requested[source][0]
+            self._layouts[self._key(first)] = self._receive_header(first, source)
+            self._post_known(source)
+        posted = self._posted.pop(message)
+        with self._naming(f"waiting for {message}", source):
+            for work in posted.works:
+                work.wait()
+        restored = [
+            layout.restore(self._to_device(buffer))
+            for layout, buffer in zip(posted.layout.tensors, posted.buffers, strict=True)
+        ]
+        return Packet(posted.layout, tuple(restored))
+
+    def send(self, message: Message, destination: int, packet: Packet) -> None:
+        key = self._key(message)
+        known = self._layouts.get(key)
+        if known is None:
+            self._layouts[key] = packet.layout
+            self._send_header(message, destination, packet.layout)
+        elif known != packet.layout:
+            raise TransportError(
+                f"device {self.channels.device} hands {packet.layout} as {message} to device {destination}, but microbatches "
+                f"of this shape had {known} before; hand over tensors of shapes that follow from the batch"
+            )
+        sending = _Sending(message, destination, [], [])
+        with self._naming(f"sending {message}", destination):
+            for layout, tensor in zip(packet.layout.tensors, packet.tensors, strict=True):
+                self._isend(sending, layout.contiguous_view(tensor))
+        self._sending[message] = sending
+        self.statistics.messages += 1
+        self.statistics.sent_bytes += packet.layout.num_bytes
+
+    def arrived(self, message: Message) -> None:
+        sending = self._sending.pop(message, None)
+        if sending is not None:
+            self._wait_for([sending])
+
+    def finish(self) -> None:
+        self._wait_for(self._sent_before)
+        self._sent_before = list(self._sending.values())
+        self._sending = {}
+        for work, _ in self._headers:
+            work.wait()
+        self._headers = []
+
+    def _key(self, message: Message) -> Hashable:
+        assert self._program is not None
+        return self._program.forward_only, message.kind, message.chunk, self._signatures[message.microbatch]
+
+    def _post_known(self, source: int) -> None:
+        """Post as far as layouts are known; the data of a pair must be posted in the sender's order."""
+        queue = self._requested[source]
+        while queue and (layout := self._layouts.get(self._key(queue[0]))) is not None:
+            message = queue.popleft()
+            with self._naming(f"posting the receive of {message}", source):
+                buffers = [t.empty(self.channels.buffer_device) for t in layout.tensors]
+                group, rank = self.channels.incoming(source)
+                works = [dist.irecv(buffer, src=rank, group=group) for buffer in buffers]
+            self._posted[message] = _Posted(layout, buffers, works)
+
+    def _isend(self, sending: _Sending, tensor: Tensor) -> None:
+        group, rank = self.channels.outgoing(sending.destination)
+        buffer = tensor.to(self.channels.buffer_device)
+        sending.works.append(dist.isend(buffer, dst=rank, group=group))
+        sending.buffers.append(buffer)
+
+    def _to_device(self, buffer: Tensor) -> Tensor:
+        return buffer.to(self.channels.compute_device)
+
+    def _wait_for(self, sendings: list[_Sending]) -> None:
+        for sending in sendings:
+            with self._naming(f"finishing the send of {sending.message}", sending.destination):
+                for work in sending.works:
+                    work.wait()
+
+    def _send_header(self, message: Message, destination: int, layout: Layout) -> None:
+        data = torch.frombuffer(bytearray(layout.to_bytes()), dtype=torch.uint8)
+        rank = self.channels.ranks[destination]
+        with self._naming(f"sending the layout of {message}", destination):
+            for tensor in (torch.tensor([len(data)]), data):
+                self._headers.append((dist.isend(tensor, dst=rank, group=self.channels.control), tensor))
+
+    def _receive_header(self, message: Message, source: int) -> Layout:
+        size = torch.zeros(1, dtype=torch.int64)
+        rank = self.channels.ranks[source]
+        with self._naming(f"waiting for the layout of {message}", source):
+            dist.recv(size, src=rank, group=self.channels.control)
+            data = torch.empty(int(size), dtype=torch.uint8)
+            dist.recv(data, src=rank, group=self.channels.control)
+        return Layout.from_bytes(data.numpy().tobytes())
+
+    @contextmanager
+    def _naming(self, doing: str, peer: int) -> Iterator[None]:
+        """Turn an error of torch.distributed into one that names device, pass and peer."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            raise TransportError(
+                f"device {self.channels.device} failed {doing}: device {peer} has ended or does not answer ({error})"
+            ) from error
+
+
+@dataclass(slots=True)
+class LocalTransport:
+    """Packets within one process: all devices share one mailbox."""
+
+    mailbox: dict[Message, Packet]
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def begin(self, program: Program, signatures: Sequence[Hashable]) -> None:
+        pass
+
+    def post(self, message: Message, source: int) -> None:
+        pass
+
+    def ready(self, message: Message) -> bool:
+        return message in self.mailbox
+
+    def take(self, message: Message, source: int) -> Packet:
+        return self.mailbox.pop(message)
+
+    def send(self, message: Message, destination: int, packet: Packet) -> None:
+        self.mailbox[message] = packet
+        self.statistics.messages += 1
+        self.statistics.sent_bytes += packet.layout.num_bytes
+
+    def arrived(self, message: Message) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
