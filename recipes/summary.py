@@ -111,8 +111,15 @@ def read_summary(path: Path) -> Summary:
 
 
 def read_summaries(folder: Path) -> list[Summary]:
-    """Read every summary.json below a folder, in the order of their paths."""
-    return [read_summary(path) for path in sorted(folder.rglob(FILE_NAME))]
+    """Read every summary.json below a folder, in the order of their paths.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    paths = sorted(folder.rglob(FILE_NAME))
+    if not paths:
+        raise FileNotFoundError(f"no {FILE_NAME} below {folder}; give the folder of a job or of a sweep")
+    return [read_summary(path) for path in paths]
 
 
 def format_table(summaries: Iterable[Summary]) -> str:
