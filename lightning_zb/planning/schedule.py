@@ -105,6 +105,10 @@ class Schedule:
         """The same order with each B directly followed by its own W written as one BW."""
         return Schedule(tuple(tuple(_fuse(order)) for order in self.orders))
 
+    def first_microbatches(self, num_microbatches: int) -> Schedule:
+        """The same order without the later microbatches; dependencies and memory can only ease."""
+        return Schedule(tuple(tuple(p for p in order if p.microbatch < num_microbatches) for order in self.orders))
+
     @classmethod
     def parse(cls, orders: Iterable[Iterable[str]]) -> Schedule:
         """Read a schedule from pass names, one list for each device."""

@@ -1,0 +1,41 @@
+"""All devices of a pipeline read the same batches; this notices when they do not.
+
+Each process runs the user's own loader. An extra random number drawn on one rank gives it another order, and the model
+would train on garbage without any error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lightning_zb.model.runner import tensors_of
+
+
+def checksum(microbatches: list[tuple[Any, ...]]) -> int:
+    """A checksum over all tensors of a step's microbatches."""
+    value = 0
+    for t in tensors_of(microbatches):
+        value = zlib.crc32(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), value)
+    return value
+
+
+def check_agreement(microbatches: list[tuple[Any, ...]], loader: Any, group: dist.ProcessGroup | None = None) -> None:
+    """Compare this step's microbatches over all ranks (a collective).
+
+    Raises:
+        RuntimeError: on every rank, when they differ.
+    """
+    mine = (len(microbatches), checksum(microbatches))
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group)
+    differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
+    if differing:
+        raise RuntimeError(
+            f"the training loader ({type(loader).__name__}) gives rank {differing[0]} other batches than rank 0; all ranks of a "
+            "pipeline must read the same: seed with seed_everything, give the loader's generator a fixed seed, "
+            "and do not split the data by rank"
+        )

@@ -1,0 +1,148 @@
+"""Which plan a run starts with: read, or made from costs that are read or assumed; one plan for all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lightning_zb.model.assumed_costs import assumed_costs
+from lightning_zb.model.layers import LayerStack
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.placement import Placement
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.planfile import read_costs, read_plan
+from lightning_zb.planning.planner import make_plan
+from lightning_zb.planning.timeline import predict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What the user asked for; see `ZeroBubbleStrategy` for the fields."""
+
+    schedule: str
+    memory_budget: Any
+    partition: Any
+    costs: str | Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPlan:
+    """A plan and the sentence that says why it runs."""
+
+    plan: Plan
+    announcement: str
+
+
+def choose_plan(
+    request: PlanRequest,
+    module: nn.Module,
+    stack: LayerStack,
+    num_devices: int,
+    num_microbatches: int,
+    broadcast: Callable[[Any], Any],
+    is_planner: bool,
+) -> ChosenPlan:
+    """Plan on one process and share the result, errors included, so that no process is left waiting.
+
+    Args:
+        request: what the user asked for.
+        module: the LightningModule, whole.
+        stack: its layers.
+        num_devices: devices of the pipeline.
+        num_microbatches: microbatches of a full step.
+        broadcast: gives every process the planner's value.
+        is_planner: whether this process plans.
+
+    Raises:
+        ValueError: on every process, the planner's one sentence.
+    """
+    outcome: ChosenPlan | ValueError | None = None
+    if is_planner:
+        try:
+            outcome = _choose(request, module, stack, num_devices, num_microbatches)
+        except (ValueError, OSError) as error:
+            outcome = ValueError(str(error))
+    outcome = broadcast(outcome)
+    if isinstance(outcome, ValueError):
+        raise outcome
+    assert outcome is not None
+    return outcome
+
+
+def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int) -> ChosenPlan:
+    if request.schedule.endswith(".json"):
+        plan = read_plan(request.schedule)
+        _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
+        return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
+    if request.costs is not None:
+        costs, source = read_costs(request.costs), f"costs from {request.costs}"
+    else:
+        costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
+        if isinstance(request.memory_budget, str):
+            raise ValueError(
+                f"memory_budget={request.memory_budget!r} needs measured bytes; pass costs=..., "
+                "or write the budget as a multiple such as 1.0"
+            )
+    plan = make_plan(costs, num_devices, num_microbatches, request.schedule, request.memory_budget, request.partition)
+    return ChosenPlan(plan, _announce(plan, f"{plan.planner.reason}; {source}"))
+
+
+def _check_fits(plan: Plan, path: str, stack: LayerStack, num_devices: int, num_microbatches: int) -> None:
+    wanted = (num_devices, len(stack) + 2)
+    if (plan.num_devices, plan.partition.num_layers) != wanted:
+        raise ValueError(
+            f"{path} plans {plan.partition.num_layers} items (prologue, layers, epilogue) on {plan.num_devices} devices, "
+            f"but this run has {wanted[1]} items on {wanted[0]}; make a plan for it with lightning-zb plan"
+        )
+    if plan.num_microbatches < num_microbatches:
+        raise ValueError(
+            f"{path} orders {plan.num_microbatches} microbatches, but accumulate_grad_batches is {num_microbatches}; "
+            f"make a plan with --microbatches {num_microbatches}"
+        )
+
+
+def _announce(plan: Plan, why: str) -> str:
+    """One line: which plan runs, why, and what it gains over 1f1b."""
+    predicted = plan.predicted
+    chunks = plan.placement.num_chunks
+    line = (
+        f"zero_bubble: {plan.planner.name} on {plan.num_devices} devices, {chunks} chunks, {plan.num_microbatches} microbatches; "
+        f"predicted bubble {100 * predicted.bubble_rate:.1f} %"
+    )
+    baseline = _one_f_one_b(plan)
+    if baseline is not None:
+        line += f", {baseline.predicted.step_time / predicted.step_time:.2f}x the speed of 1f1b ({100 * baseline.predicted.bubble_rate:.1f} %)"
+    return f"{line}; {why}"
+
+
+def _one_f_one_b(plan: Plan) -> Plan | None:
+    """1f1b for the same costs; None where it cannot run (fewer layers than devices)."""
+    try:
+        return make_plan(plan.costs, plan.num_devices, plan.num_microbatches, "1f1b")
+    except ValueError:
+        return None
+
+
+def first_microbatches(plan: Plan, num_microbatches: int) -> Plan:
+    """The plan for a shorter step: the same order without the later microbatches, which is always valid.
+
+    Args:
+        plan: a plan for at least as many.
+        num_microbatches: of the shorter step.
+    """
+    if num_microbatches == plan.num_microbatches:
+        return plan
+    schedule = plan.schedule.first_microbatches(num_microbatches)
+    predicted = predict(schedule, plan.placement, plan.costs.chunks(plan.partition), plan.costs)
+    return Plan(plan.costs, plan.partition, plan.placement, schedule, predicted, plan.planner, plan.memory_limit)
+
+
+def device_ranks(placement: Placement) -> tuple[int, ...]:
+    """The global rank of each device: the last chunk's device is rank 0, where loggers and progress bars live."""
+    last = placement.devices[-1]
+    return tuple((device - last) % placement.num_devices for device in range(placement.num_devices))
+

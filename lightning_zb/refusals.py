@@ -1,0 +1,57 @@
+"""What a pipeline cannot run, said in one sentence that names what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+
+def check_trainer(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Refuse modules and Trainer options whose results would be wrong.
+
+    Raises:
+        ValueError: one clear sentence.
+    """
+    if isinstance(module, torch._dynamo.OptimizedModule) or hasattr(module, "_compiler_ctx"):
+        raise ValueError(
+            "a torch.compile'd LightningModule cannot be cut into chunks; compile its layers instead: layer.compile() in configure_model"
+        )
+    if not trainer.training:
+        return
+    if not module.automatic_optimization:
+        raise ValueError(
+            "manual optimization decides its own backward passes, so there is no schedule to run; "
+            "set self.automatic_optimization = True to train with the zero_bubble strategy"
+        )
+    if any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):
+        raise ValueError("StochasticWeightAveraging copies the whole model on every rank; remove it to train with the zero_bubble strategy")
+    if trainer.accumulate_grad_batches == 1:
+        rank_zero_warn(
+            "accumulate_grad_batches=1 gives the pipeline one microbatch a step, so nothing overlaps; "
+            "set Trainer(accumulate_grad_batches=m) with m of at least twice the devices and a batch size divided by m"
+        )
+    if is_overridden("configure_gradient_clipping", module):
+        rank_zero_warn(
+            "configure_gradient_clipping sees only the gradients of this device's layers; "
+            "call self.clip_gradients(optimizer, gradient_clip_val=...) in it, which clips by the norm of the whole model"
+        )
+
+
+def check_optimizers(optimizers: list[Any]) -> None:
+    """Refuse what the optimizer step cannot hold back or split.
+
+    Raises:
+        ValueError: one clear sentence.
+    """
+    if len(optimizers) != 1:
+        raise ValueError(
+            f"configure_optimizers returned {len(optimizers)} optimizers; the zero_bubble strategy trains with one: "
+            "use one optimizer with several parameter groups"
+        )
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the loss several times a step, which a pipeline cannot do; use for example torch.optim.AdamW")
