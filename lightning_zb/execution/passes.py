@@ -124,11 +124,10 @@ class Passes:
             sent, present = unflatten(packet.layout, packet.tensors)
             pairs = [(r, g) for r, g, there in zip(roots, sent, present or [True] * len(sent), strict=True) if there]
             roots, gradients = [r for r, _ in pairs], [g for _, g in pairs]
-        with self._setting_aside(self._shared_in(chunk), live.kept):
-            # recomputation of checkpointed layers records too
-            with nullcontext() if live.weights is None else live.weights.recording():
-                if roots:
-                    torch.autograd.backward(roots, gradients)
+        recording = nullcontext() if live.weights is None else live.weights.recording()  # checkpointed layers recompute
+        with self._setting_aside(self._shared_in(chunk), live.kept), recording:
+            if roots:
+                torch.autograd.backward(roots, gradients)
         outgoing = _pack_gradients(live.received) if chunk > 0 else None
         live.received, live.roots = [], []
         return outgoing

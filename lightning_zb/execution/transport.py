@@ -62,6 +62,10 @@ class Transport(Protocol):
         """End the step: nothing stays posted; sends of the step before are freed."""
         ...
 
+    def close(self) -> None:
+        """Wait until everything sent has arrived; a process that ends before takes its last messages with it."""
+        ...
+
 
 @dataclass(slots=True)
 class _Posted:
@@ -163,6 +167,10 @@ class DistributedTransport:
             work.wait()
         self._headers = []
 
+    def close(self) -> None:
+        self.finish()
+        self.finish()
+
     def _key(self, message: Message) -> Hashable:
         assert self._program is not None
         return self._program.forward_only, message.kind, message.chunk, self._signatures[message.microbatch]
@@ -248,4 +256,7 @@ class LocalTransport:
         pass
 
     def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass

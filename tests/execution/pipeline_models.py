@@ -16,47 +16,52 @@ from lightning_zb.planning.schedule import Pass, PassKind, Schedule
 F, B, W, BW = PassKind.FORWARD, PassKind.BACKWARD_INPUT, PassKind.BACKWARD_WEIGHT, PassKind.BACKWARD
 
 
+class _Lists:
+    """State of a list schedule in unit time."""
+
+    def __init__(self, placement: Placement, num_microbatches: int) -> None:
+        self.placement, self.num_microbatches = placement, num_microbatches
+        self.ends: dict[Pass, int] = {}
+        self.following = {(kind, chunk): 0 for kind in (F, B, W) for chunk in range(placement.num_chunks)}
+        self.orders: list[list[Pass]] = [[] for _ in range(placement.num_devices)]
+        self.live = [0] * placement.num_devices
+
+    def ready(self, kind: PassKind, chunk: int, now: int) -> bool:
+        j = self.following[kind, chunk]
+        if kind is F:
+            before = [] if chunk == 0 else [Pass(F, chunk - 1, j)]
+        elif kind is B:
+            before = [Pass(F, chunk, j)] + ([] if chunk == self.placement.num_chunks - 1 else [Pass(B, chunk + 1, j)])
+        else:
+            before = [Pass(B, chunk, j)]
+        return j < self.num_microbatches and all(self.ends.get(p, now + 1) <= now for p in before)
+
+    def choose(self, device: int, limit: int, now: int) -> tuple[PassKind, int] | None:
+        chunks = self.placement.chunks_of(device)
+        forwards = [(F, c) for c in reversed(chunks) if self.live[device] < limit - (len(chunks) - 1 - chunks.index(c))]
+        candidates = [(B, c) for c in chunks] + forwards + [(W, c) for c in chunks]
+        return next((c for c in candidates if self.ready(*c, now)), None)
+
+    def run(self, device: int, p: Pass, now: int) -> None:
+        self.following[p.kind, p.chunk] += 1
+        self.ends[p] = now + 1
+        self.live[device] += {F: 1, B: -1, W: 0}[p.kind]
+        self.orders[device].append(p)
+
+
 def greedy(placement: Placement, num_microbatches: int, limit: int | None = None) -> Schedule:
-    """A plain list schedule in unit time for any placement: B first, then F of later chunks while few are live, then W."""
-    num_chunks = placement.num_chunks
-    limit = 2 * placement.num_devices if limit is None else limit
-    ends: dict[Pass, float] = {}
-    following = {(kind, chunk): 0 for kind in (F, B, W) for chunk in range(num_chunks)}
-    orders: list[list[Pass]] = [[] for _ in range(placement.num_devices)]
-    live = [0] * placement.num_devices
+    """A list schedule for any placement: B first, then F of later chunks while fewer than `limit` are live, then W."""
+    lists = _Lists(placement, num_microbatches)
+    limit = 2 * placement.num_chunks if limit is None else limit
     now = 0
-    while sum(map(len, orders)) < 3 * num_chunks * num_microbatches:
-        started = []
-        for device in range(placement.num_devices):
-            chunks = placement.chunks_of(device)
-
-            def ready(kind: PassKind, chunk: int) -> bool:
-                j = following[kind, chunk]
-                if j == num_microbatches:
-                    return False
-                if kind is F:
-                    before = [] if chunk == 0 else [Pass(F, chunk - 1, j)]
-                elif kind is B:
-                    before = [Pass(F, chunk, j)] + ([] if chunk == num_chunks - 1 else [Pass(B, chunk + 1, j)])
-                else:
-                    before = [Pass(B, chunk, j)]
-                return all(ends.get(p, now + 1) <= now for p in before)
-
-            choice = next(((B, c) for c in chunks if ready(B, c)), None)
-            if choice is None:
-                room = [c for c in reversed(chunks) if live[device] < limit - (c != chunks[-1])]
-                choice = next(((F, c) for c in room if ready(F, c)), None)
-            choice = choice or next(((W, c) for c in chunks if ready(W, c)), None)
+    while sum(map(len, lists.orders)) < 3 * placement.num_chunks * num_microbatches:
+        chosen = [(d, lists.choose(d, limit, now)) for d in range(placement.num_devices)]
+        for device, choice in chosen:
             if choice is not None:
-                started.append((device, Pass(*choice, following[choice])))
-        for device, p in started:
-            following[p.kind, p.chunk] += 1
-            ends[p] = now + 1
-            live[device] += {F: 1, B: -1, W: 0}[p.kind]
-            orders[device].append(p)
+                lists.run(device, Pass(*choice, lists.following[choice]), now)
         now += 1
         assert now < 100_000
-    return Schedule(tuple(map(tuple, orders)))
+    return Schedule(tuple(map(tuple, lists.orders)))
 
 
 def whole(schedule: Schedule) -> Schedule:
@@ -171,15 +176,22 @@ def differing(model: Model, expected: dict[str, Tensor | None], names: set[str] 
 
 
 class SleepingRunner:
-    """Chunks that only take time: `seconds[kind]` for F, B and W, whatever the chunk; one number travels."""
+    """Chunks that only take time.
 
-    def __init__(self, seconds: dict[str, float], num_chunks: int, signature: Hashable = 0) -> None:
+    Args:
+        seconds: of F, B and W of each chunk.
+        num_chunks: chunks of the pipeline.
+    """
+
+    def __init__(self, seconds: dict[str, float], num_chunks: int) -> None:
         self.seconds, self.num_chunks = seconds, num_chunks
-        self.weight = nn.Parameter(torch.zeros(()))
+        self.weights = [nn.Parameter(torch.eye(4)) for _ in range(num_chunks)]
+        for weight in self.weights:
+            weight.register_hook(lambda _: time.sleep(self.seconds["W"]))  # fires once a W
 
     def forward(self, chunk: int, microbatch: int, received: Any) -> Tensor:
-        start = torch.zeros(4, requires_grad=True) if received is None else received
-        out = _Sleep.apply(start, self.seconds["F"], self.seconds["B"])
+        start = torch.zeros(2, 4, requires_grad=True) if received is None else received
+        out = _Sleep.apply(nn.functional.linear(start, self.weights[chunk]), self.seconds["F"], self.seconds["B"])
         return out.sum() if chunk == self.num_chunks - 1 else out
 
     def signature(self, microbatch: int) -> Hashable:
