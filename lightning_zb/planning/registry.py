@@ -19,7 +19,7 @@ from lightning_zb.planning.schedule import Schedule
 # imported on the first look-up; importing one registers its schedules
 _FAMILIES = (
     "lightning_zb.planning.builders.fixed",
-    "lightning_zb.planning.builders.v_shape",
+    "lightning_zb.planning.builders.limited",
 )
 
 

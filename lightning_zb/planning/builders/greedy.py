@@ -1,7 +1,12 @@
-"""A list scheduler for any placement, costs and memory limits: always the pass that can start earliest, by a few choices.
+"""A list scheduler for any placement, costs and memory limits: next comes the pass that can start first.
 
-The steady state of the first paper's heuristic (section 3.1) without its assumption of one chunk per device: devices
-alternate F and B, and W fill what would be idle or make room when memory is full.
+It is the heuristic of the first paper (section 3.1) freed from its one chunk per device: F and B alternate, and W fill
+what would be idle, make room when memory is full, and otherwise wait for the end. W are placed only once it is known
+when the next F or B can start, since nothing else depends on them.
+
+Two observations make it tight. Times that are multiples of one unit keep the passes of different devices aligned, so the
+order up to the last forwards comes from rounded times without links, the rest from the true ones. And while the pipeline
+drains, an F that would arrive before a B in its place is through goes first: it lies on the longest way to the end.
 
 It never runs into a full memory that nothing frees. On every device the oldest microbatch that is not yet through may
 use any room; every other F must leave what that one still needs there. As soon as it is through it gives back at least
@@ -10,14 +15,16 @@ what the next one needs, so the oldest microbatch of all can always advance, at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numba import njit
 
 from lightning_zb.planning.registry import Problem
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.simulation import PassTable, tabulate
+from lightning_zb.planning.simulation import Integers, PassTable, run_step, tabulate
 
 _TOLERANCE = 1e-9  # of a limit: sums of bytes in floating point
 
@@ -27,56 +34,45 @@ class Choices:
     """What the list scheduler is free to do; builders try several and keep the best.
 
     Args:
-        alternate: after a B prefer F, after an F prefer B; otherwise B always goes first.
-        least_gap: idle time, in units of the W that would fill it, from which on W is put before a pass that is
-            expected later.
-        spare: microbatches beyond the oldest for which an F of an early chunk leaves room in later chunks.
-        deepest_first: among several F that are ready the one of the last chunk.
+        resolution: the order up to the last forwards comes from times rounded to this many parts of the mean F, without
+            links; 0 takes the true times throughout.
+        patience: while the pipeline drains, how much later than a B an F may start and still go first, in units of B.
+        fill_always: put W before an F or B that it delays where the device would otherwise become the one with the most
+            idle time; otherwise W fill only what they fit into.
+        spare: how many microbatches' later chunks an F of an early chunk must leave room for beside the oldest's.
     """
 
-    alternate: bool = True
-    least_gap: float = 1.0
+    resolution: int = 1
+    patience: float = 1.0
+    fill_always: bool = True
     spare: float = 0.0
-    deepest_first: bool = True
 
 
-def list_schedule(problem: Problem, choices: Choices, table: PassTable | None = None) -> Schedule:
-    """Order the passes of a problem whose limits are at least `smallest_limits`."""
-    table = (
-        tabulate(problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches) if table is None else table
-    )
-    order, offsets = list_order(problem, choices, table)
-    return table.decode(order, offsets)
+GRID = tuple(Choices(*values) for values in product((1, 2, 3, 0), (1.0, 0.8, 0.5, 0.0), (True, False), (0.0, 1.0)))
 
 
-def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[np.ndarray, np.ndarray]:
-    """As `list_schedule`, on flat arrays (`PassTable.encode`)."""
-    placement, m = problem.placement, problem.num_microbatches
-    activation = np.array([c.activation_bytes for c in problem.chunk_costs], dtype=np.float64)
-    stash = np.array([c.weight_stash_bytes for c in problem.chunk_costs], dtype=np.float64)
-    extra = np.array(smallest_limits(problem)) - np.bincount(placement.devices, activation, placement.num_devices)
-    limits = np.array(problem.limits, dtype=np.float64)
-    limits = limits + _TOLERANCE * np.where(np.isfinite(limits), np.abs(limits), 0.0)
-    sizes = [3 * m * len(placement.chunks_of(d)) for d in range(placement.num_devices)]
-    offsets = np.cumsum([0, *sizes]).astype(np.int64)
-    order = np.empty(offsets[-1], dtype=np.int64)
-    _list_schedule(
-        offsets,
-        np.array(placement.devices, dtype=np.int64),
-        m,
-        table.duration,
-        table.lag,
-        activation,
-        stash,
-        limits,
-        extra,
-        choices.alternate,
-        choices.least_gap,
-        choices.spare,
-        choices.deepest_first,
-        order,
-    )
-    return order, offsets
+def best_list_schedule(problem: Problem, grid: Iterable[Choices] = GRID) -> Schedule:
+    """The list schedule of least step_time, then least makespan, over some choices.
+
+    Args:
+        problem: its limits are at least `smallest_limits`.
+        grid: choices to try.
+    """
+    table = tabulate(problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches)
+    best_figures, best_order = (np.inf, np.inf), np.empty(0, dtype=np.int64)
+    seen: set[bytes] = set()
+    for choices in grid:
+        order, offsets = list_order(problem, choices, table)
+        if order.tobytes() in seen:
+            continue
+        seen.add(order.tobytes())
+        start, end = run_step(table, order, offsets)
+        first, last = start[offsets[:-1]], end[offsets[1:] - 1]
+        figures = (float((last - first).max()), float(last.max()))
+        equal = abs(figures[0] - best_figures[0]) <= 1e-9 * figures[0]
+        if figures[1] < best_figures[1] if equal else figures[0] < best_figures[0]:
+            best_figures, best_order = figures, order
+    return table.decode(best_order, offsets)
 
 
 def smallest_limits(problem: Problem) -> tuple[float, ...]:
@@ -96,125 +92,193 @@ def smallest_limits(problem: Problem) -> tuple[float, ...]:
     return tuple(result)
 
 
+def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[Integers, Integers]:
+    """One list schedule, as flat arrays (`PassTable.encode`)."""
+    placement, m = problem.placement, problem.num_microbatches
+    offsets = np.cumsum([0] + [3 * m * len(placement.chunks_of(d)) for d in range(placement.num_devices)])
+    lead = np.zeros(0, dtype=np.int64)
+    lead_lengths = np.zeros(placement.num_devices, dtype=np.int64)
+    if choices.resolution:
+        rounded = _list_schedule(problem, choices, _rounded(table, choices.resolution), offsets, lead, lead_lengths)
+        lead = rounded[rounded < 2 * table.num_cells]
+        lead_lengths = _until_last_forward(lead, offsets // 3 * 2, problem)
+    order = _list_schedule(problem, choices, table, offsets, lead, lead_lengths)
+    if order[-1] < 0:  # an order that fitted rounded times need not fit the true ones; without it there is always one
+        order = _list_schedule(problem, choices, table, offsets, lead[:0], np.zeros_like(lead_lengths))
+    return order, offsets
+
+
+def _rounded(table: PassTable, resolution: int) -> PassTable:
+    """Durations as multiples of the mean F over resolution, at least one; transfers take no time."""
+    unit = table.duration[: table.num_cells].mean() / resolution
+    if unit == 0.0:
+        return table
+    duration = np.where(table.duration > 0, np.maximum(np.round(table.duration / unit), 1.0), 0.0)
+    return replace(table, duration=duration, lag=np.zeros_like(table.lag))
+
+
+def _until_last_forward(lead: Integers, offsets: Integers, problem: Problem) -> Integers:
+    """For each device the F and B up to the last F of its first chunk."""
+    m = problem.num_microbatches
+    lengths = []
+    for device in range(problem.placement.num_devices):
+        part = lead[offsets[device] : offsets[device + 1]]
+        last = problem.placement.chunks_of(device)[0] * m + m - 1
+        lengths.append(int(np.flatnonzero(part == last)[0]) + 1)
+    return np.array(lengths, dtype=np.int64)
+
+
+def _list_schedule(
+    problem: Problem, choices: Choices, table: PassTable, offsets: Integers, lead: Integers, lead_lengths: Integers
+) -> Integers:
+    """Run the kernel; the last entry is -1 where the lead cannot be kept."""
+    activation = np.array([c.activation_bytes for c in problem.chunk_costs], dtype=np.float64)
+    stash = np.array([c.weight_stash_bytes for c in problem.chunk_costs], dtype=np.float64)
+    limits = np.array(problem.limits, dtype=np.float64)
+    limits = np.where(np.isfinite(limits), limits + _TOLERANCE * np.abs(limits), np.inf)
+    order = np.full(offsets[-1], -1, dtype=np.int64)
+    _fill_order(
+        np.array(problem.placement.devices, dtype=np.int64),
+        problem.num_microbatches,
+        table.duration,
+        table.lag,
+        activation,
+        stash,
+        limits,
+        choices.patience,
+        choices.fill_always,
+        choices.spare,
+        lead,
+        lead_lengths,
+        offsets,
+        order,
+    )
+    return order
+
+
 @njit(cache=True)
-def _list_schedule(  # pragma: no cover (compiled)
-    offsets, owner, m, duration, lag, activation, stash, limits, extra, alternate, least_gap, spare, deepest_first, order
+def _fill_order(  # pragma: no cover (compiled)
+    owner, m, duration, lag, activation, stash, limits, patience, fill_always, spare, lead, lead_lengths, offsets, order
 ):
+    """List scheduling proper: fill `order` (all -1) device by device; see the module for the rules.
+
+    Args:
+        owner, m: device of each chunk, number of microbatches.
+        duration, lag: by pass, see `PassTable`.
+        activation, stash: M_B and M_W by chunk.
+        limits: bytes by device.
+        patience, fill_always, spare: see `Choices`.
+        lead, lead_lengths: for each device the F and B that come first, `lead_lengths` of each device's 2/3 of `offsets`.
+        offsets, order: where each device's part of the order starts, and the order.
+    """
     num_chunks, num_devices = len(owner), len(offsets) - 1
     cells = num_chunks * m
-    unknown = np.inf
-    forward_arrival = np.full((num_chunks, m), unknown)
-    backward_arrival = np.full((num_chunks, m), unknown)
-    forward_arrival[0, :] = 0.0
-    next_forward = np.zeros(num_chunks, dtype=np.int64)
-    next_backward = np.zeros(num_chunks, dtype=np.int64)
-    free = np.zeros(num_devices)
-    held = np.zeros(num_devices)  # all bytes
-    live = np.zeros(num_devices)  # those that W cannot free: M_B of microbatches whose B is still due
+    arrival = np.full(2 * cells, np.inf)  # when the input of an F or B is there; inf until known
+    arrival[:m] = 0.0
+    following = np.zeros((2, num_chunks), dtype=np.int64)  # next microbatch of each chunk's F and B
+    first_chunk = np.full(num_devices, -1)
+    growth = np.zeros(num_devices)  # the most that a B adds, where M_W exceeds M_B
+    for c in range(num_chunks):
+        d = owner[c]
+        first_chunk[d] = c if first_chunk[d] < 0 else first_chunk[d]
+        growth[d] = max(growth[d], stash[c] - activation[c])
+    free, held, idle = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
+    live = np.zeros(num_devices)  # what W cannot free: M_B of microbatches whose B is still due
     position = offsets[:-1].copy()
-    waiting_weights = np.empty(cells, dtype=np.int64)  # queues of (chunk, microbatch) cells, one region per device
-    regions = offsets // 3
-    queue_head = regions[:-1].copy()
-    queue_tail = regions[:-1].copy()
+    num_done = np.zeros(num_devices, dtype=np.int64)
+    due = np.empty(cells, dtype=np.int64)  # queues of cells whose W is due, one region per device
+    head, tail = offsets[:-1] // 3, offsets[:-1] // 3
     after_backward = np.zeros(num_devices, dtype=np.bool_)
-    # decisions of the devices, recomputed only where something changed
-    choice_start = np.full(num_devices, np.inf)
-    choice = np.full(num_devices, -1)
+    choice, choice_start = np.full(num_devices, -1), np.full(num_devices, np.inf)
     stale = np.ones(num_devices, dtype=np.bool_)
-    remaining = offsets[-1]
+    remaining = 2 * cells
     while remaining > 0:
-        for d in range(num_devices):
+        for d in range(num_devices):  # what would each device do next?
             if not stale[d]:
                 continue
             stale[d] = False
-            choice_start[d], choice[d] = np.inf, -1
-            if position[d] == offsets[d + 1]:
+            choice_start[d] = np.inf
+            if num_done[d] < lead_lengths[d]:
+                here = lead[offsets[d] // 3 * 2 + num_done[d]]
+                choice[d], choice_start[d] = here, max(free[d], arrival[here])
                 continue
-            oldest = m
+            oldest, owed = m, 0.0
             for c in range(num_chunks):
                 if owner[c] == d:
-                    oldest = min(oldest, next_backward[c])
-            owed = 0.0  # what the oldest microbatch still needs here
+                    oldest = min(oldest, following[1, c])
             for c in range(num_chunks):
-                if owner[c] == d:
-                    if next_forward[c] <= oldest:
-                        owed += activation[c]
-            best_forward, forward_start = -1, np.inf
-            best_backward, backward_start = -1, np.inf
-            later = 0.0
-            for c in range(num_chunks - 1, -1, -1):
+                if owner[c] == d and following[0, c] <= oldest:
+                    owed += activation[c]
+            forward, forward_start, backward, backward_start, later = -1, np.inf, -1, np.inf, 0.0
+            for c in range(num_chunks - 1, -1, -1):  # at equal times the pass that has come furthest
                 if owner[c] != d:
                     continue
-                j = next_backward[c]
-                if j < next_forward[c] and backward_arrival[c, j] < unknown:
-                    begin = max(free[d], backward_arrival[c, j])
-                    if begin < backward_start:
-                        best_backward, backward_start = c * m + j, begin
-                j = next_forward[c]
-                if j < m and forward_arrival[c, j] < unknown:
-                    if j == oldest or live[d] + activation[c] + owed + extra[d] + spare * later <= limits[d]:
-                        begin = max(free[d], forward_arrival[c, j])
-                        if begin < forward_start or (begin == forward_start and not deepest_first):
-                            best_forward, forward_start = c * m + j, begin
+                j = following[1, c]
+                if j < following[0, c] and arrival[cells + c * m + j] < np.inf:
+                    begin = max(free[d], arrival[cells + c * m + j])
+                    if begin <= backward_start:
+                        backward, backward_start = cells + c * m + j, begin
+                j = following[0, c]
+                if j < m and arrival[c * m + j] < np.inf:
+                    begin = max(free[d], arrival[c * m + j])
+                    room = limits[d] - live[d] - owed - growth[d] - spare * later
+                    if begin < forward_start and (j == oldest or activation[c] <= room):
+                        forward, forward_start = c * m + j, begin
                 later += activation[c]
-            has_weight = queue_head[d] < queue_tail[d]
-            # F or B?
-            use_forward = False
-            if best_forward >= 0:
-                if best_backward < 0:
-                    use_forward = True
-                elif alternate and after_backward[d]:
-                    use_forward = forward_start <= backward_start
-                else:
-                    use_forward = forward_start < backward_start
-            begin = forward_start if use_forward else backward_start
-            cell = best_forward if use_forward else best_backward
-            if has_weight:
-                weight = waiting_weights[queue_head[d]]
-                needed = 0.0
-                if cell >= 0:
-                    chunk = cell // m
-                    needed = activation[chunk] if use_forward else stash[chunk] - activation[chunk]
-                gap = begin - free[d]
-                if cell < 0 or held[d] + needed > limits[d] or (gap > 0.0 and gap >= least_gap * duration[2 * cells + weight]):
-                    choice_start[d], choice[d] = free[d], 2 * cells + weight
-                    continue
-            if cell >= 0:
-                choice_start[d] = begin
-                choice[d] = cell if use_forward else cells + cell
-        device = 0
-        for d in range(1, num_devices):
-            if choice_start[d] < choice_start[device]:
-                device = d
-        d, here = device, choice[device]
+            if backward < 0 or forward < 0:
+                use_forward = backward < 0
+            elif following[0, first_chunk[d]] == m and patience > 0.0:
+                use_forward = forward_start <= backward_start + patience * duration[backward]
+            elif after_backward[d]:
+                use_forward = forward_start <= backward_start
+            else:
+                use_forward = forward_start < backward_start
+            choice[d] = forward if use_forward else backward
+            choice_start[d] = forward_start if use_forward else backward_start
+        d = np.argmin(choice_start)
+        begin, here = choice_start[d], choice[d]
+        if begin == np.inf:
+            return
+        stale[d] = True
         cell = here % cells
-        chunk, j = cell // m, cell % m
-        finish = choice_start[d] + duration[here]
+        c, j = cell // m, cell % m
+        added = activation[c] if here < cells else stash[c] - activation[c]
+        if head[d] < tail[d]:  # a W first?
+            weight = 2 * cells + due[head[d]]
+            gap = begin - free[d]
+            fits = gap > 0.0 and gap >= duration[weight]
+            worst = gap > 0.0 and idle[d] + gap > idle.max()
+            if held[d] + added > limits[d] or fits or (fill_always and worst):
+                order[position[d]] = weight
+                position[d] += 1
+                free[d] += duration[weight]
+                held[d] -= stash[due[head[d]] // m]
+                head[d] += 1
+                continue
+        if position[d] > offsets[d]:
+            idle[d] += begin - free[d]
+        free[d] = begin + duration[here]
         order[position[d]] = here
         position[d] += 1
+        num_done[d] += 1
         remaining -= 1
-        free[d] = finish
-        stale[d] = True
+        held[d] += added
+        after_backward[d] = here >= cells
         if here < cells:
-            next_forward[chunk] += 1
-            held[d] += activation[chunk]
-            live[d] += activation[chunk]
-            after_backward[d] = False
-            if chunk + 1 < num_chunks:
-                forward_arrival[chunk + 1, j] = finish + lag[here]
-                stale[owner[chunk + 1]] = True
-            else:
-                backward_arrival[chunk, j] = finish
-        elif here < 2 * cells:
-            next_backward[chunk] += 1
-            held[d] += stash[chunk] - activation[chunk]
-            live[d] -= activation[chunk]
-            waiting_weights[queue_tail[d]] = cell
-            queue_tail[d] += 1
-            after_backward[d] = True
-            if chunk > 0:
-                backward_arrival[chunk - 1, j] = finish + lag[here]
-                stale[owner[chunk - 1]] = True
+            following[0, c] += 1
+            live[d] += activation[c]
+            target = cell + m if c + 1 < num_chunks else cells + cell
         else:
-            queue_head[d] += 1
-            held[d] -= stash[chunk]
+            following[1, c] += 1
+            live[d] -= activation[c]
+            due[tail[d]] = cell
+            tail[d] += 1
+            target = here - m if c > 0 else -1
+        if target >= 0:
+            arrival[target] = free[d] + lag[here]
+            stale[owner[target % cells // m]] = True
+    for d in range(num_devices):
+        while head[d] < tail[d]:
+            order[position[d]] = 2 * cells + due[head[d]]
+            position[d] += 1
+            head[d] += 1
