@@ -112,6 +112,12 @@ class Pass:
             if self._streams is not None:
                 self._streams.pass_layer(position)
             return self._deliver() if self.position == window.start else self._pass_through()
+        if position == 0 and (self.stubbing or window.stop == 0) and self._inside_checkpoint():
+            # recomputation would call the layer with what the stand-in became, not with what is handed over here
+            raise RuntimeError(
+                f'layer "{layer.name}" runs under torch.utils.checkpoint right after a chunk of the prologue alone; '
+                "give the first chunk at least one layer, or checkpoint inside the layer's forward"
+            )
         if position == window.stop and not window.is_last:
             self._end(self._pending if position else _first_tensor(args, kwargs))
         if position == 0 and self.stubbing:
@@ -171,7 +177,7 @@ class Pass:
         return self._stand_in
 
     def _inside_checkpoint(self) -> bool:
-        """Whether the user's code runs this layer under torch.utils.checkpoint; looked at once or twice a pass."""
+        """Whether the user's code runs this layer under torch.utils.checkpoint; looked at where a chunk starts and ends."""
         frame = sys._getframe(1)
         while frame is not None and frame.f_code is not self._caller:
             if frame.f_code.co_filename == _CHECKPOINT_FILE:

@@ -128,6 +128,24 @@ def release(module: nn.Module, ownership: Ownership, names: Iterable[str], optim
     return Ownership(tuple(module.named_parameters()), held, ownership.buffers)
 
 
+def move_to(module: nn.Module, device: torch.device) -> None:
+    """Move parameters and buffers to a device, in place; those without memory stay without.
+
+    Args:
+        module: the LightningModule, after `take_ownership`.
+        device: where its chunks run.
+    """
+    for m in module.modules():
+        for p in m._parameters.values():
+            if p is None or p.is_meta:
+                continue
+            expanded = p.untyped_storage().nbytes() < p.numel() * p.element_size()
+            p.data = torch.zeros((), dtype=p.dtype, device=device).expand(p.shape) if expanded else p.data.to(device)
+        for name, b in m._buffers.items():
+            if b is not None and not b.is_meta:
+                m._buffers[name] = b.to(device)
+
+
 def _freed(parameter: nn.Parameter, *, expanded_zeros: bool = False) -> nn.Parameter:
     values: Tensor
     if expanded_zeros:

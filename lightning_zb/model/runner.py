@@ -46,7 +46,7 @@ class StepRunner:
         self.losses: dict[int, Tensor] = {}
         """Undivided, detached losses of the last chunk by microbatch."""
         self.outputs: dict[int, Any] = {}
-        """What the step returned on the last chunk by microbatch; tensors detached in training."""
+        """What the step returned on the last chunk by microbatch; in training for the last microbatch only, detached."""
 
     def begin(
         self,
@@ -118,7 +118,8 @@ class StepRunner:
                 'return a tensor or a dict with "loss" (a zero that depends on the output skips a microbatch)'
             )
         self.losses[microbatch] = loss.detach()
-        self.outputs[microbatch] = _detached(result)
+        if microbatch == len(self._microbatches) - 1:  # holding every microbatch's logits would cost memory
+            self.outputs[microbatch] = _detached(result)
         return loss / self._divisor
 
     def _set_batch(self, args: tuple[Any, ...]) -> None:
