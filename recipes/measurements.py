@@ -1,4 +1,4 @@
-"""A callback that times optimizer steps and measures each process's memory."""
+"""A callback that times optimizer steps, and what each device waits and holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import distributed
 
 
 class Measurements(L.Callback):
-    """Times every optimizer step, logs tokens per second, and gathers each device's peak memory at the end.
+    """Times every optimizer step, logs tokens per second, and gathers the devices' values at the end of training.
 
     Steps are timed from the end of one to the end of the next, data and Lightning's own work included, validation not.
 
@@ -26,9 +26,13 @@ class Measurements(L.Callback):
         self.num_warmup_steps = num_warmup_steps
         self.peak_memory: tuple[int, ...] = ()
         """Bytes of each device's process: allocated by torch on a GPU, resident on a CPU."""
+        self.wait_shares: tuple[float, ...] = ()
+        """For each device the share of the steps' time that its host waited for messages; empty without a pipeline."""
         self._step_times: list[float] = []
         self._step_tokens: list[int] = []
+        self._step_waits: list[float] = []
         self._began: float | None = None
+        self._waited = 0.0
         self._tokens = 0
         self._num_steps_seen = 0
 
@@ -47,7 +51,7 @@ class Measurements(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if self._began is None:
-            self._began = time.perf_counter()
+            self._began, self._waited = time.perf_counter(), _wait_seconds(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -55,22 +59,37 @@ class Measurements(L.Callback):
         self._tokens += batch["input_ids"].numel()
         if trainer.global_step == self._num_steps_seen:
             return
-        now = time.perf_counter()
+        now, waited = time.perf_counter(), _wait_seconds(trainer)
         assert self._began is not None
         self._step_times.append(now - self._began)
+        self._step_waits.append(waited - self._waited)
         self._step_tokens.append(self._tokens)
         pl_module.log("tokens_per_second", self._tokens / self._step_times[-1], prog_bar=True)
-        self._began, self._tokens, self._num_steps_seen = now, 0, trainer.global_step
+        self._began, self._waited, self._tokens, self._num_steps_seen = now, waited, 0, trainer.global_step
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began = None
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        peak = _peak_memory(trainer.strategy.root_device)
-        peaks = [peak] * trainer.world_size
+        own = (_peak_memory(trainer.strategy.root_device), self._wait_share())
+        devices = [own] * trainer.world_size
         if distributed.is_initialized():
-            distributed.all_gather_object(peaks, peak)
-        self.peak_memory = tuple(peaks)
+            distributed.all_gather_object(devices, own)
+        self.peak_memory = tuple(peak for peak, _ in devices)
+        if _statistics(trainer):
+            self.wait_shares = tuple(share for _, share in devices)
+
+    def _wait_share(self) -> float:
+        times, waits = self._step_times[self.num_warmup_steps :], self._step_waits[self.num_warmup_steps :]
+        return sum(waits) / sum(times) if times else 0.0
+
+
+def _statistics(trainer: L.Trainer) -> dict[str, Any]:
+    return getattr(trainer.strategy, "statistics", {})
+
+
+def _wait_seconds(trainer: L.Trainer) -> float:
+    return _statistics(trainer).get("wait_seconds", 0.0)
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 
 import lightning as L
 from omegaconf import DictConfig, OmegaConf
@@ -43,10 +44,10 @@ class Summary:
         num_devices: processes.
         num_microbatches: microbatches of a step.
         num_steps: optimizer steps.
-        step_time_predicted: of the plan.
+        step_time_predicted: of the plan, where its costs were measured.
         step_time_measured: median.
         bubble_predicted: bubble rate of the plan.
-        bubble_measured: bubble rate of the passes as they ran.
+        bubble_measured: share of the steps' time that devices waited for messages, their mean.
         peak_memory: of each device's process.
         tokens_per_second: at the median step.
         train_loss: of the last logged microbatch, nats.
@@ -92,16 +93,22 @@ def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
         num_devices=trainer.world_size,
         num_microbatches=trainer.accumulate_grad_batches,
         num_steps=trainer.global_step,
-        step_time_predicted=None if plan is None else plan.predicted.period,
+        step_time_predicted=plan.predicted.period if plan is not None and _knows_seconds(config) else None,
         step_time_measured=measurements.step_time,
         bubble_predicted=None if plan is None else plan.predicted.bubble_rate,
-        bubble_measured=getattr(trainer.strategy, "statistics", {}).get("bubble_rate"),
+        bubble_measured=mean(measurements.wait_shares) if measurements.wait_shares else None,
         peak_memory=measurements.peak_memory,
         tokens_per_second=measurements.tokens_per_second,
         train_loss=metrics.get("train_loss"),
         val_loss=metrics.get("val_loss"),
         val_bits_per_byte=metrics.get("val_bits_per_byte"),
     )
+
+
+def _knows_seconds(config: DictConfig) -> bool:
+    """Costs assumed from parameter counts have the right ratios at best; only measured ones are in seconds."""
+    has_costs = OmegaConf.select(config, "strategy.costs") is not None
+    return has_costs or str(OmegaConf.select(config, "strategy.schedule")).endswith(".json")
 
 
 def read_summary(path: Path) -> Summary:

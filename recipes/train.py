@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `recipes` is not installed, and a script's path has only the script's folder
 
 from recipes.summary import FILE_NAME, Summary, format_table, read_summary, summarize  # noqa: E402
+from recipes.typed_config import check_config  # noqa: E402
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")
@@ -49,6 +50,7 @@ def train(config: DictConfig) -> L.Trainer:
     Returns:
         The trainer after the fit.
     """
+    check_config(config)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the windows are cut from memory
     L.seed_everything(config.seed, workers=True, verbose=False)
     trainer = instantiate(config.trainer)
