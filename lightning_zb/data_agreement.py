@@ -1,4 +1,4 @@
-"""All devices of a pipeline read the same batches; this notices when they do not.
+"""All devices of a pipeline read the same batches: they start from one random state, and differences are noticed.
 
 Each process runs the user's own loader. An extra random number drawn on one rank gives it another order, and the model
 would train on garbage without any error.
@@ -6,9 +6,12 @@ would train on garbage without any error.
 
 from __future__ import annotations
 
+import random
 import zlib
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -35,7 +38,19 @@ def check_agreement(microbatches: list[tuple[Any, ...]], loader: Any, group: dis
     differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
     if differing:
         raise RuntimeError(
-            f"the training loader ({type(loader).__name__}) gives rank {differing[0]} other batches than rank 0; all ranks of a "
-            "pipeline must read the same: seed with seed_everything, give the loader's generator a fixed seed, "
+            f"the training loader ({type(loader).__name__}) gives rank {differing[0]} other batches than rank 0; all ranks of "
+            "a pipeline must read the same: seed with seed_everything, give the loader's generator a fixed seed, "
             "and do not split the data by rank"
         )
+
+
+def share_random_state(broadcast: Callable[[Any], Any]) -> None:
+    """Give every process rank 0's generators: samplers draw from them and all ranks must shuffle alike (a collective).
+
+    Args:
+        broadcast: gives every process rank 0's value.
+    """
+    torch_state, numpy_state, python_state = broadcast((torch.get_rng_state(), np.random.get_state(), random.getstate()))
+    torch.set_rng_state(torch_state)
+    np.random.set_state(numpy_state)
+    random.setstate(python_state)

@@ -98,7 +98,10 @@ class _ChildWatch(threading.Thread):
             if not failed:
                 continue
             rank, child = failed[0]
-            print(f"[zero_bubble] the process of rank {rank} ended with exit code {child.returncode}; its traceback is above", file=sys.stderr)
+            print(
+                f"[zero_bubble] the process of rank {rank} ended with exit code {child.returncode}; its traceback is above",
+                file=sys.stderr,
+            )
             end_children(self._children, 1.0)
             if not self._stopped.wait(GRACE_SECONDS):
                 print("[zero_bubble] this process still waits for it and is ended", file=sys.stderr, flush=True)

@@ -11,10 +11,8 @@ from torch import nn
 
 from lightning_zb.model.assumed_costs import assumed_costs
 from lightning_zb.model.layers import LayerStack
-from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.timeline import predict
 
@@ -75,10 +73,14 @@ def choose_plan(
 
 def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int) -> ChosenPlan:
     if request.schedule.endswith(".json"):
+        from lightning_zb.planning.planfile import read_plan
+
         plan = read_plan(request.schedule)
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
     if request.costs is not None:
+        from lightning_zb.planning.planfile import read_costs
+
         costs, source = read_costs(request.costs), f"costs from {request.costs}"
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
@@ -110,12 +112,13 @@ def _announce(plan: Plan, why: str) -> str:
     predicted = plan.predicted
     chunks = plan.placement.num_chunks
     line = (
-        f"zero_bubble: {plan.planner.name} on {plan.num_devices} devices, {chunks} chunks, {plan.num_microbatches} microbatches; "
-        f"predicted bubble {100 * predicted.bubble_rate:.1f} %"
+        f"zero_bubble: {plan.planner.name} on {plan.num_devices} devices, {chunks} chunks, "
+        f"{plan.num_microbatches} microbatches; predicted bubble {100 * predicted.bubble_rate:.1f} %"
     )
     baseline = _one_f_one_b(plan)
     if baseline is not None:
-        line += f", {baseline.predicted.step_time / predicted.step_time:.2f}x the speed of 1f1b ({100 * baseline.predicted.bubble_rate:.1f} %)"
+        gain = baseline.predicted.step_time / predicted.step_time
+        line += f", {gain:.2f}x the speed of 1f1b ({100 * baseline.predicted.bubble_rate:.1f} %)"
     return f"{line}; {why}"
 
 
@@ -145,4 +148,3 @@ def device_ranks(placement: Placement) -> tuple[int, ...]:
     """The global rank of each device: the last chunk's device is rank 0, where loggers and progress bars live."""
     last = placement.devices[-1]
     return tuple((device - last) % placement.num_devices for device in range(placement.num_devices))
-

@@ -33,9 +33,13 @@ class ZeroBubblePrecision(Precision):
     def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm") -> None:
         """Clip by the norm over all devices (`norm`) or element by element (`value`)."""
         if clip_val is not None and clip_val > 0:
-            self.pipeline.clip(optimizer, float(clip_val), str(getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm)))
+            self.pipeline.clip(
+                optimizer, float(clip_val), str(getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm))
+            )
 
-    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
         """Run the step's passes and hooks, then let the pipeline step.
 
         `optimizer.step(closure)` cannot hold a step back, so the closure runs first, as Lightning does with a scaler.
@@ -70,7 +74,8 @@ def adopt(plugin: Precision, pipeline: StepFinisher) -> ZeroBubblePrecision:
     if not isinstance(plugin, ZeroBubblePrecision):
         if type(plugin) not in _ADOPTED or str(plugin.precision) not in ("32-true", "bf16-true", "bf16-mixed"):
             raise ValueError(
-                f"precision {plugin.precision!r} is not supported by the zero_bubble strategy; use '32-true', 'bf16-true' or 'bf16-mixed'"
+                f"precision {plugin.precision!r} is not supported by the zero_bubble strategy; "
+                "use '32-true', 'bf16-true' or 'bf16-mixed'"
             )
         plugin.__class__ = _ADOPTED[type(plugin)]
     assert isinstance(plugin, ZeroBubblePrecision)

@@ -17,9 +17,10 @@ def check_trainer(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     Raises:
         ValueError: one clear sentence.
     """
-    if isinstance(module, torch._dynamo.OptimizedModule) or hasattr(module, "_compiler_ctx"):
+    if getattr(module, "_compiler_ctx", None) is not None:
         raise ValueError(
-            "a torch.compile'd LightningModule cannot be cut into chunks; compile its layers instead: layer.compile() in configure_model"
+            "a torch.compile'd LightningModule cannot be cut into chunks; "
+            "compile its layers instead: layer.compile() in configure_model"
         )
     if not trainer.training:
         return
@@ -29,7 +30,9 @@ def check_trainer(trainer: pl.Trainer, module: pl.LightningModule) -> None:
             "set self.automatic_optimization = True to train with the zero_bubble strategy"
         )
     if any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):
-        raise ValueError("StochasticWeightAveraging copies the whole model on every rank; remove it to train with the zero_bubble strategy")
+        raise ValueError(
+            "StochasticWeightAveraging copies the whole model on every rank; remove it to train with the zero_bubble strategy"
+        )
     if trainer.accumulate_grad_batches == 1:
         rank_zero_warn(
             "accumulate_grad_batches=1 gives the pipeline one microbatch a step, so nothing overlaps; "
@@ -54,4 +57,6 @@ def check_optimizers(optimizers: list[Any]) -> None:
             "use one optimizer with several parameter groups"
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
-        raise ValueError("LBFGS evaluates the loss several times a step, which a pipeline cannot do; use for example torch.optim.AdamW")
+        raise ValueError(
+            "LBFGS evaluates the loss several times a step, which a pipeline cannot do; use for example torch.optim.AdamW"
+        )

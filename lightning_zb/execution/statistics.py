@@ -27,6 +27,16 @@ class Statistics:
     sent_bytes: int = 0
     steps: int = 0
 
+    def __add__(self, other: Statistics) -> Statistics:
+        """Totals of two devices that one process stands for; they run the same steps."""
+        return Statistics(
+            passes=self.passes + other.passes,
+            wait_seconds=self.wait_seconds + other.wait_seconds,
+            messages=self.messages + other.messages,
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+            steps=max(self.steps, other.steps),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The totals under plain names."""
         return {

@@ -69,7 +69,9 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
     names = {id(p): n for n, p in module.named_parameters()}
     own = {n: p.detach().clone() for n, p in module.named_parameters() if _owned(trainer, p)}
     state = {
-        names[id(p)]: {k: torch.as_tensor(v).clone() for k, v in s.items()} for p, s in optimizer.state.items() if _owned(trainer, p)
+        names[id(p)]: {k: torch.as_tensor(v).clone() for k, v in s.items()}
+        for p, s in optimizer.state.items()
+        if _owned(trainer, p)
     }
     log = Path(directory) / case.name / "metrics.csv"
     return {

@@ -1,0 +1,238 @@
+"""One process's share of a pipelined module: built from the module and a plan, it runs steps and evaluations.
+
+This is where the floors meet: layers and windows (floor 3), programs and executors (floor 2), the plan (floor 1). The
+strategy translates Lightning's calls into the few methods here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lightning_zb.data_agreement import check_agreement
+from lightning_zb.execution import gradient_norm
+from lightning_zb.execution.channels import open_channels
+from lightning_zb.execution.executor import Executor
+from lightning_zb.execution.lowering import lower, lower_forward
+from lightning_zb.execution.offline import offline_executors, run_offline
+from lightning_zb.execution.program import Program
+from lightning_zb.execution.transport import DistributedTransport
+from lightning_zb.model import state
+from lightning_zb.model.interception import Interception
+from lightning_zb.model.layers import find_layers
+from lightning_zb.model.ownership import take_ownership
+from lightning_zb.model.randomness import RandomStreams
+from lightning_zb.model.runner import StepRunner
+from lightning_zb.model.stubs import PrologueStubs
+from lightning_zb.model.windows import windows
+from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, first_microbatches
+from lightning_zb.planning.schedule import Pass
+
+EVALUATION_STEPS = 1 << 40
+"""Random streams of evaluation batches are numbered from here, training steps from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """Options of the strategy that shape the pipeline; see `ZeroBubbleStrategy`."""
+
+    plan: PlanRequest
+    layers: Any
+    virtual_devices: int | None
+    check_data_steps: int
+
+
+class Pipeline:
+    """A module cut into chunks, and the executors of the devices that this process stands for.
+
+    Foreign layers give up their memory here, so it must exist before the optimizers do.
+
+    Args:
+        options: how to plan and cut.
+        module: the user's LightningModule, whole.
+        world_size: processes; each is one device, unless virtual devices are asked for.
+        rank: this process.
+        device: where its chunks run.
+        broadcast: gives every process rank 0's value.
+    """
+
+    def __init__(
+        self,
+        options: PipelineOptions,
+        module: pl.LightningModule,
+        world_size: int,
+        rank: int,
+        device: torch.device,
+        broadcast: Callable[[Any], Any],
+    ) -> None:
+        if options.virtual_devices is not None and world_size > 1:
+            raise ValueError(
+                f"virtual_devices={options.virtual_devices} runs all devices in one process; "
+                f"set Trainer(devices=1), not {world_size}"
+            )
+        self.module = module
+        self.stack = find_layers(module, options.layers)
+        num_devices = options.virtual_devices or world_size
+        num_microbatches = module.trainer.accumulate_grad_batches
+        chosen = choose_plan(options.plan, module, self.stack, num_devices, num_microbatches, broadcast, rank == 0)
+        self.plan, self.announcement = chosen.plan, chosen.announcement
+        self._is_virtual = world_size == 1
+        ranks = device_ranks(self.plan.placement)
+        self._devices = tuple(range(num_devices)) if self._is_virtual else (ranks.index(rank),)
+        self._windows = windows(self.plan.partition, len(self.stack))
+        own_chunks = [self.plan.placement.chunks_of(d) for d in self._devices]
+        self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()), device))
+        self.ownership = take_ownership(module, self.stack, [self._windows[c] for chunks in own_chunks for c in chunks])
+        self._stubs = PrologueStubs(module, self._interception, device)
+        self._runners = [StepRunner(module, self._interception, self._windows, chunks) for chunks in own_chunks]
+        if self._is_virtual:
+            self._executors = offline_executors(self._runners)
+        else:
+            channels = open_channels(self.plan.placement, [ranks], device)
+            self._control = channels.control
+            self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(channels))]
+        self._programs: dict[tuple[int, bool], Program] = {}
+        self._unchecked_steps = 0 if self._is_virtual else options.check_data_steps
+        self._num_evaluations = 0
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def training_step(self, microbatches: list[tuple[Any, ...]], context: Callable[[], Any]) -> Any:
+        """Run the schedule; gradients accumulate in the parameters.
+
+        Args:
+            microbatches: for each the arguments of training_step.
+            context: the precision's forward context.
+
+        Returns:
+            What training_step returned for the last microbatch, detached; None on ranks without the last chunk.
+        """
+        trainer = self.module.trainer
+        if self._unchecked_steps:
+            self._unchecked_steps -= 1
+            check_agreement(microbatches, trainer.train_dataloader)
+        for runner in self._runners:
+            runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
+        self._run(self._program(len(microbatches)))
+        return self._output(len(microbatches) - 1)
+
+    def clip(self, optimizer: torch.optim.Optimizer, max_value: float, algorithm: str) -> None:
+        """Clip the gradients of the whole model now.
+
+        Args:
+            optimizer: its parameter groups give the order in which norms are combined.
+            max_value: largest norm, or largest absolute value of an element.
+            algorithm: `norm` or `value`.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if algorithm == "value":
+            torch.nn.utils.clip_grad_value_([p for p in parameters if p.grad is not None], max_value)
+            return
+        slots = gradient_norm.local_norms(parameters)
+        if not self._is_virtual:
+            slots = gradient_norm.reduce_norms(slots)
+        gradient_norm.clip_gradients(parameters, max_value, gradient_norm.total_norm(slots, parameters))
+
+    def evaluate(self, method: str, args: tuple[Any, ...], context: Callable[[], Any]) -> Any:
+        """Run a validation, test or prediction step forward through the pipeline.
+
+        Returns:
+            What the step returned; None on ranks without the last chunk.
+        """
+        step = EVALUATION_STEPS + self._num_evaluations
+        self._num_evaluations += 1
+        for runner in self._runners:
+            runner.begin([args], step=step, method=method, divisor=None, context=context)
+        self._run(self._program(1, forward_only=True))
+        return self._output(0)
+
+    def _run(self, program: Program) -> None:
+        if self._is_virtual:
+            run_offline(program, self._executors)
+        else:
+            self._executors[0].run(program)
+
+    def _output(self, microbatch: int) -> Any:
+        found = [runner.outputs[microbatch] for runner in self._runners if microbatch in runner.outputs]
+        return found[0] if found else None
+
+    def _program(self, num_microbatches: int, forward_only: bool = False) -> Program:
+        """The program for a number of microbatches; the last group of an epoch may be shorter."""
+        key = num_microbatches, forward_only
+        if key not in self._programs:
+            placement = self.plan.placement
+            if forward_only:
+                self._programs[key] = lower_forward(placement, num_microbatches, self._seconds)
+            else:
+                schedule = first_microbatches(self.plan, num_microbatches).schedule
+                self._programs[key] = lower(schedule, placement, self._seconds)
+        return self._programs[key]
+
+    def _seconds(self, p: Pass) -> float:
+        cost = self.plan.costs.chunk(self.plan.partition.chunks[p.chunk])
+        by_kind = {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight}
+        return sum(by_kind[part] for part in p.kind.value)
+
+    # -- parameters ------------------------------------------------------------------------------------------------
+
+    def owns(self, parameter: nn.Parameter) -> bool:
+        """True where this process holds the parameter's values."""
+        return any(p is parameter for p in self.ownership.own_parameters())
+
+    def move_to(self, device: torch.device) -> None:
+        """Move what this process holds; foreign parameters stay where they are, without memory."""
+        for m in self.module.modules():
+            for p in m._parameters.values():
+                if p is not None and not p.is_meta:
+                    p.data = p.data.to(device)
+            for name, buffer in m._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    m._buffers[name] = buffer.to(device)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """The whole model's state dict on rank 0, {} elsewhere (a collective)."""
+        return state.consolidated_state_dict(self.module, self.ownership, self._gather)
+
+    def consolidated_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The whole model's optimizer state on rank 0, {} elsewhere (a collective)."""
+        return state.consolidated_optimizer_state(optimizer, self._gather)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool) -> None:
+        """Load this process's part of a whole model's state dict."""
+        state.load_own_state(self.module, self.ownership, state_dict, strict=strict)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """Load this process's part of a whole model's optimizer state."""
+        optimizer.load_state_dict(state.own_optimizer_state(optimizer, self.ownership, state_dict))
+
+    def _gather(self, value: Any) -> list[Any] | None:
+        if self._is_virtual:
+            return [value]
+        here = dist.get_rank()
+        parts: list[Any] | None = [None] * dist.get_world_size(self._control) if here == 0 else None
+        dist.gather_object(value, parts, dst=0, group=self._control)
+        return parts
+
+    # -- what happened ---------------------------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What this process did since the start; see `Statistics`, plus the bytes of its parameters."""
+        total = self._executors[0].statistics
+        for executor in self._executors[1:]:
+            total = total + executor.statistics
+        sizes = {"own_parameter_bytes": self.ownership.own_bytes, "parameter_bytes": self.ownership.total_bytes}
+        return {**total.as_dict(), **sizes}
+
+
+def _run_seed() -> int:
+    """The run's seed: what `seed_everything` set, else whatever torch drew."""
+    return torch.initial_seed()

@@ -1,0 +1,321 @@
+"""`Trainer(strategy="zero_bubble")`: Lightning's calls translated to the pipeline's; no schedule is decided here."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _get_default_process_group_backend_for_device, _init_dist_connection
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only as utilities_rank_zero_only
+from torch import Tensor, nn
+
+from lightning_zb import metrics, precision, refusals
+from lightning_zb.data_agreement import share_random_state
+from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
+from lightning_zb.pipeline import Pipeline, PipelineOptions
+from lightning_zb.plan_choice import PlanRequest
+from lightning_zb.planning.plan import Plan
+
+
+class ZeroBubbleStrategy(ParallelStrategy):
+    """Trains an unchanged LightningModule as a zero-bubble pipeline over the Trainer's devices.
+
+    Microbatches are the batches that Lightning accumulates: with `accumulate_grad_batches=m` the schedule of m
+    microbatches runs on the last batch of each group. Weights, optimizer state and losses are bitwise those of the
+    plain single-process Trainer.
+
+    Args:
+        schedule: a schedule's name (`zb-v`, `1f1b`, `auto`, ...), or the path of a plan file.
+        memory_budget: activation memory of a device: a multiple of what one microbatch of the whole model holds, a size
+            such as `"40GiB"` for everything on the device, a list with one entry a device, or None for what is left.
+        layers: dotted path of the container that holds the layers, or several paths; None to find it.
+        partition: layers to chunks: `"even"`, `"balanced"`, or the number of layers of each chunk.
+        costs: path of a costs file (as `lightning-zb profile` writes); None to assume costs from parameter counts.
+        virtual_devices: run a pipeline of that many devices inside one process (`Trainer(devices=1)`), to try a plan or
+            test a model without starting processes.
+        start_method: `"popen"` runs the script again for each device; `"spawn"` and `"fork"` start functions.
+        timeout_seconds: how long a transfer may take before the run is given up.
+        check_data_steps: in how many steps the devices compare checksums of their microbatches.
+    """
+
+    is_distributed = False  # no sampler injection (it would force shuffling): every device reads the same batches
+    restore_checkpoint_after_setup = True
+
+    def __init__(
+        self,
+        schedule: str = "zb-v",
+        memory_budget: float | str | Sequence[float | str] | None = None,
+        layers: str | Sequence[str] | None = None,
+        partition: str | Sequence[int] = "even",
+        costs: str | Path | None = None,
+        virtual_devices: int | None = None,
+        start_method: str = "popen",
+        timeout_seconds: float = 1800.0,
+        check_data_steps: int = 2,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self._options = PipelineOptions(
+            plan=PlanRequest(schedule=schedule, memory_budget=memory_budget, partition=partition, costs=costs),
+            layers=layers,
+            virtual_devices=virtual_devices,
+            check_data_steps=check_data_steps,
+        )
+        self._start_method = start_method
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self.num_nodes = 1
+        self._pipeline: Pipeline | None = None
+        self._queue: list[tuple[Any, ...]] = []
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+
+    # -- what the user reads ---------------------------------------------------------------------------------------
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The running pipeline.
+
+        Raises:
+            RuntimeError: read before the Trainer set the strategy up.
+        """
+        if self._pipeline is None:
+            raise RuntimeError("the pipeline exists once trainer.fit, validate, test or predict has set the strategy up")
+        return self._pipeline
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs: partition, placement, schedule and what they promise."""
+        return self.pipeline.plan
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What this device did: passes executed by kind, bytes of own parameters, seconds waited, transfers."""
+        return self.pipeline.statistics
+
+    def owns(self, parameter: nn.Parameter) -> bool:
+        """True where this process holds and trains the parameter."""
+        return self.pipeline.owns(parameter)
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    @property
+    def root_device(self) -> torch.device:
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def num_processes(self) -> int:
+        return len(self.parallel_devices) if self.parallel_devices else 0
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": 1, "rank": 0}
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if self._start_method != "popen":
+            self._launcher = PipelineProcessLauncher(self, start_method=self._start_method)
+            return
+        finish_previous_job()
+        if not self.cluster_environment.creates_processes_externally:
+            self._launcher = PipelineScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        self._set_world_ranks()
+        assert self.cluster_environment is not None
+        if self.world_size > 1:
+            backend = _get_default_process_group_backend_for_device(self.root_device)
+            _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout)
+            atexit.register(_destroy_process_group)  # Lightning does this for NCCL only; gloo aborts at exit otherwise
+            share_random_state(self.broadcast)
+        module = self.lightning_module
+        assert module is not None
+        trainer = module.trainer
+        if not any(isinstance(c, metrics.LossRankMetrics) for c in trainer.callbacks):
+            trainer.callbacks.insert(0, metrics.LossRankMetrics())
+        metrics.share_after_epoch_end(module, trainer)
+
+    def _set_world_ranks(self) -> None:
+        if self.cluster_environment is not None:
+            self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
+        rank_zero_only.rank = utilities_rank_zero_only.rank = self.global_rank
+
+    def barrier(self, name: str | None = None) -> None:
+        if dist.is_initialized() and self.world_size > 1:
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        if not dist.is_initialized() or self.world_size == 1:
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, src)
+        return box[0]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce over data-parallel replicas; one pipeline is one replica, so there is nothing to do."""
+        return tensor
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        if not dist.is_initialized() or self.world_size == 1:
+            return decision
+        votes = torch.tensor(int(decision), device=self.root_device)
+        dist.all_reduce(votes)
+        return bool(votes == self.world_size) if all else bool(votes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_launcher": None}
+
+    # -- set-up and tear-down --------------------------------------------------------------------------------------
+
+    @property
+    def precision_plugin(self) -> Precision:
+        return super().precision_plugin
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Precision | None) -> None:
+        self._precision_plugin = None if plugin is None else precision.adopt(plugin, self)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Cut the model, place its chunks, and set optimizers up on what this process owns."""
+        assert self.accelerator is not None
+        assert self.lightning_module is not None
+        self.accelerator.setup(trainer)
+        refusals.check_trainer(trainer, self.lightning_module)
+        if self._pipeline is None:
+            self._pipeline = Pipeline(
+                self._options, self.lightning_module, self.world_size, self.global_rank, self.root_device, self.broadcast
+            )
+            rank_zero_info(self._pipeline.announcement)
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # a collective and a host sync every batch
+        self.model = self.precision_plugin.convert_module(self.lightning_module)
+        self.model_to_device()
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+            refusals.check_optimizers(self.optimizers)
+        self.setup_precision_plugin()
+        if trainer.state.fn == TrainerFn.FITTING:
+            _optimizers_to_device(self.optimizers, self.root_device)
+        share_random_state(self.broadcast)
+
+    def model_to_device(self) -> None:
+        self.pipeline.move_to(self.root_device)
+
+    def teardown(self) -> None:
+        # not Strategy.teardown: it moves the whole module to the CPU, which foreign (meta) parameters cannot follow
+        assert self.cluster_environment is not None
+        assert self.accelerator is not None
+        self.cluster_environment.teardown()
+        if self._pipeline is not None:
+            self._pipeline.move_to(torch.device("cpu"))
+            _optimizers_to_device(self.optimizers, torch.device("cpu"))
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Queue the batch as a microbatch; on the last one of the group run the schedule.
+
+        Returns:
+            On the loss rank what the user's training_step returned for the last microbatch (detached); zeros elsewhere
+            and for queued batches, since Lightning skips a batch that returns None.
+        """
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        self._queue.append((*args, *kwargs.values()))
+        if trainer.fit_loop._should_accumulate():
+            return torch.zeros((), device=self.root_device)
+        microbatches, self._queue = self._queue, []
+        # Lightning zeroes gradients between this call and backward: what is there now waits for that outside the
+        # schedule, what the schedule computes is hidden from it
+        before = _take_gradients(self.lightning_module)
+        output = self.pipeline.training_step(microbatches, self.precision_plugin.train_step_context)
+        self._gradients = _take_gradients(self.lightning_module)
+        for p, gradient in before:
+            p.grad = gradient
+        return torch.zeros((), device=self.root_device) if output is None else output
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the hooks around backward; the schedule has already computed the gradients."""
+        assert self.lightning_module is not None
+        self.pre_backward(closure_loss)
+        closure_loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        for p, gradient in self._gradients:
+            p.grad = gradient if p.grad is None else p.grad + gradient
+        self._gradients = []
+        closure_loss = self.precision_plugin.post_backward(closure_loss, self.lightning_module)
+        self.post_backward(closure_loss)
+        return closure_loss
+
+    def clip(self, optimizer: Any, max_value: float, algorithm: str) -> None:
+        """Clip the whole model's gradients; see `precision.StepFinisher`."""
+        self.pipeline.clip(_plain(optimizer), max_value, algorithm)
+
+    def finish_step(self, optimizer: Any) -> None:
+        """Update this device's parameters; see `precision.StepFinisher`."""
+        optimizer.step()
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = (*args, *kwargs.values())
+        return self.pipeline.evaluate("validation_step", arguments, self.precision_plugin.val_step_context)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = (*args, *kwargs.values())
+        return self.pipeline.evaluate("test_step", arguments, self.precision_plugin.test_step_context)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = (*args, *kwargs.values())
+        return self.pipeline.evaluate("predict_step", arguments, self.precision_plugin.predict_step_context)
+
+    # -- checkpoints: one consolidated file, equal to the plain Trainer's ------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return self.pipeline.consolidated_state_dict()
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        return self.pipeline.consolidated_optimizer_state(_plain(optimizer))
+
+    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
+        self.pipeline.load_state_dict(checkpoint["state_dict"], strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            self.pipeline.load_optimizer_state(_plain(optimizer), state)
+        _optimizers_to_device(self.optimizers, self.root_device)
+
+
+def _plain(optimizer: Any) -> torch.optim.Optimizer:
+    return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+
+
+def _take_gradients(module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    """The gradients of a module, taken off its parameters."""
+    taken = [(p, p.grad) for p in module.parameters() if p.grad is not None]
+    for p, _ in taken:
+        p.grad = None
+    return taken
+
+
+def _destroy_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,58 @@
+"""Every bit equals the plain Trainer's: real processes over gloo, a pairwise subset of the full grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lightning.fitting import Case, differences, run
+from tests.lightning.processes import run_cases
+
+pytestmark = pytest.mark.distributed
+
+_COMMON: dict[str, Any] = {"size": 36, "batch_size": 2, "accumulate": 4}
+
+
+def _cases(num_ranks: int) -> list[Case]:
+    """One launch runs them all: each schedule, each precision and each model feature meets P=2 and P=4."""
+
+    def case(
+        name: str, model: str, schedule: str, precision: str = "32-true", clip: float | None = None, **options: Any
+    ) -> Case:
+        changes = {k: options.pop(k) for k in ("accumulate", "size", "validate") if k in options}
+        return Case(
+            name, model, options, {"precision": precision, "gradient_clip_val": clip},
+            strategy={"schedule": schedule}, devices=num_ranks, **{**_COMMON, **changes},
+        )  # fmt: skip
+
+    return [
+        case("gpipe-sequential", "sequential", "gpipe", "bf16-mixed", frozen=2),
+        case("1f1b-hybrid", "hybrid", "1f1b", validate=True),
+        case("interleaved-tokens", "tokens", "interleaved", "bf16-mixed", clip=0.5, groups=True),
+        case("zb-h1-hybrid", "hybrid", "zb-h1", "bf16-mixed", clip=0.5),
+        case("zb-h2-tokens", "tokens", "zb-h2", frozen=3, twice=True),
+        case("zb-v-hybrid", "hybrid", "zb-v", groups=True, clip=0.5, validate=True),
+        case("zb-v-tied", "tokens", "zb-v", tied=True, clip=0.5),
+        case("zb-v-bf16", "hybrid", "zb-v", "bf16-mixed"),
+        case("zb-v-few", "tokens", "zb-v", accumulate=1, size=16, raw_positions=True),
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_processes(num_ranks: int, tmp_path: Path):
+    cases = _cases(num_ranks)
+    results = run_cases(cases, num_ranks, tmp_path, seconds=300)
+    found = {}
+    for case in cases:
+        parts = results[case.name]
+        plain = run(Case(**{**case.__dict__, "strategy": None, "devices": 1}), tmp_path / "plain")
+        found[case.name] = differences(parts, plain)
+        total = plain["own_bytes"]
+        assert all(part["own_bytes"] < total for part in parts), f"{case.name}: a rank holds the whole model"
+        passes = sum(sum(part["statistics"]["passes"].values()) for part in parts)
+        full, rest = divmod(case.size // case.batch_size, case.accumulate)
+        per_microbatch = parts[0]["plan_passes"] // case.accumulate
+        assert passes == 2 * per_microbatch * (full * case.accumulate + rest), f"{case.name}: passes differ from the plan's"
+    assert all(not differences for differences in found.values()), found
