@@ -37,18 +37,20 @@ class Choices:
         resolution: the order up to the last forwards comes from times rounded to this many parts of the mean F, without
             links; 0 takes the true times throughout.
         patience: while the pipeline drains, how much later than a B an F may start and still go first, in units of B.
-        fill_always: put W before an F or B that it delays where the device would otherwise become the one with the most
+        fill_forward: put W before an F that it delays where the device would otherwise become the one with the most
             idle time; otherwise W fill only what they fit into.
+        fill_backward: likewise before a B.
         spare: how many microbatches' later chunks an F of an early chunk must leave room for beside the oldest's.
     """
 
     resolution: int = 1
     patience: float = 1.0
-    fill_always: bool = True
+    fill_forward: bool = True
+    fill_backward: bool = True
     spare: float = 0.0
 
 
-GRID = tuple(Choices(*values) for values in product((1, 2, 3, 0), (1.0, 0.8, 0.5, 0.0), (True, False), (0.0, 1.0)))
+GRID = tuple(Choices(*values) for values in product((1, 2, 3, 0), (1.0, 0.8, 0.0), (True, False), (True, False), (0.0, 1.0)))
 
 
 def best_list_schedule(problem: Problem, grid: Iterable[Choices] = GRID) -> Schedule:
@@ -109,11 +111,16 @@ def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[In
 
 
 def _rounded(table: PassTable, resolution: int) -> PassTable:
-    """Durations as multiples of the mean F over resolution, at least one; transfers take no time."""
-    unit = table.duration[: table.num_cells].mean() / resolution
+    """Durations as multiples of the mean F over resolution, at least one; transfers take no time.
+
+    W count a thousandth less, which decides ties between a W and the F or B that it would just not delay.
+    """
+    cells = table.num_cells
+    unit = table.duration[:cells].mean() / resolution
     if unit == 0.0:
         return table
     duration = np.where(table.duration > 0, np.maximum(np.round(table.duration / unit), 1.0), 0.0)
+    duration[2 * cells : 3 * cells] *= 0.999
     return replace(table, duration=duration, lag=np.zeros_like(table.lag))
 
 
@@ -146,7 +153,8 @@ def _list_schedule(
         stash,
         limits,
         choices.patience,
-        choices.fill_always,
+        choices.fill_forward,
+        choices.fill_backward,
         choices.spare,
         lead,
         lead_lengths,
@@ -158,7 +166,21 @@ def _list_schedule(
 
 @njit(cache=True)
 def _fill_order(  # pragma: no cover (compiled)
-    owner, m, duration, lag, activation, stash, limits, patience, fill_always, spare, lead, lead_lengths, offsets, order
+    owner,
+    m,
+    duration,
+    lag,
+    activation,
+    stash,
+    limits,
+    patience,
+    fill_forward,
+    fill_backward,
+    spare,
+    lead,
+    lead_lengths,
+    offsets,
+    order,
 ):
     """List scheduling proper: fill `order` (all -1) device by device; see the module for the rules.
 
@@ -167,7 +189,7 @@ def _fill_order(  # pragma: no cover (compiled)
         duration, lag: by pass, see `PassTable`.
         activation, stash: M_B and M_W by chunk.
         limits: bytes by device.
-        patience, fill_always, spare: see `Choices`.
+        patience, fill_forward, fill_backward, spare: see `Choices`.
         lead, lead_lengths: for each device the F and B that come first, `lead_lengths` of each device's 2/3 of `offsets`.
         offsets, order: where each device's part of the order starts, and the order.
     """
@@ -248,7 +270,7 @@ def _fill_order(  # pragma: no cover (compiled)
             gap = begin - free[d]
             fits = gap > 0.0 and gap >= duration[weight]
             worst = gap > 0.0 and idle[d] + gap > idle.max()
-            if held[d] + added > limits[d] or fits or (fill_always and worst):
+            if held[d] + added > limits[d] or fits or (worst and (fill_forward if here < cells else fill_backward)):
                 order[position[d]] = weight
                 position[d] += 1
                 free[d] += duration[weight]
