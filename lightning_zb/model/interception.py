@@ -6,7 +6,8 @@ returned, the step is unwound with a BaseException that carries its return value
 in B, an unsplit model) the layer just runs.
 
 Stand-ins depend on a sentinel whose gradient hook raises: a value that bypasses the layers (a skip connection from the
-embedding, a residual added around a layer, a loss on intermediate states) is noticed in B instead of being wrong.
+embedding, a residual added around a layer, a loss on intermediate states) is noticed in B instead of being wrong. Where
+no gradient is recorded stand-ins are NaN, which shows in whatever they reach.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Pass:
         self._pending: Any = None
 
     def stand_in(self, like: Tensor, *, writable: bool = False) -> Tensor:
-        """Zeros in place of a tensor that this device does not compute.
+        """Zeros (without gradients: NaN) in place of a tensor that this device does not compute.
 
         Args:
             like: gives shape, dtype and device.
@@ -93,8 +94,9 @@ class Pass:
 
     def _sentinel(self, device: torch.device) -> Tensor:
         if device not in self._sentinels:
-            self._sentinels[device] = torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())
-            if torch.is_grad_enabled():
+            tracked = torch.is_grad_enabled()
+            self._sentinels[device] = torch.full((), 0.0 if tracked else torch.nan, device=device, requires_grad=tracked)
+            if tracked:
                 self._sentinels[device].register_hook(_refuse_bypass)
         return self._sentinels[device]
 
@@ -242,8 +244,10 @@ class Interception:
         self.running: Pass | None = None
         self._side_channels = (CapturedOutputs(), *side_channels)
         for layer, positions in stack.positions().items():
-            # not setattr: compiled and wrapped modules redirect it
-            layer.__dict__["forward"] = _Layer(self, stack.names[positions[0]], positions, layer.forward)
+            # a layer compiled in place (`layer.compile()`) is entered by another door, around its hooks and its forward
+            door = "forward" if layer._compiled_call_impl is None else "_compiled_call_impl"
+            # not setattr: wrapped modules redirect it
+            layer.__dict__[door] = _Layer(self, stack.names[positions[0]], positions, getattr(layer, door))
 
     @contextmanager
     def chunk(self, window: Window, received: Any, caller: CodeType) -> Iterator[Pass]:
@@ -263,7 +267,10 @@ class Interception:
     def remove(self) -> None:
         """Give the layers their own `forward` back."""
         for layer in self.stack.positions():
-            restore_forward(layer)
+            if isinstance(layer._compiled_call_impl, _Layer):
+                layer.__dict__["_compiled_call_impl"] = layer._compiled_call_impl.original
+            else:
+                restore_forward(layer)
 
 
 def restore_forward(module: nn.Module) -> None:

@@ -62,7 +62,7 @@ def take_ownership(module: nn.Module, stack: LayerStack, windows: Iterable[Windo
     """Free what the chunks of this device do not use.
 
     Parameters outside the layers stay where the first or the last chunk is; where those are two devices both keep all
-    of them until a step has shown which end uses which (`lightning_zb.model.sharing.ends_to_release`).
+    of them until a step has shown which end uses which (`lightning_zb.model.ends.settle_ends`).
 
     Args:
         module: the LightningModule, before its optimizers are made.
@@ -103,14 +103,21 @@ def take_ownership(module: nn.Module, stack: LayerStack, windows: Iterable[Windo
     return Ownership(parameters, tuple(id(p) not in freed for _, p in parameters), buffers)
 
 
-def release(module: nn.Module, ownership: Ownership, names: Iterable[str], optimizers: Sequence[Optimizer] = ()) -> Ownership:
+def release(
+    module: nn.Module,
+    ownership: Ownership,
+    names: Iterable[str],
+    buffers: Iterable[str] = (),
+    optimizers: Sequence[Optimizer] = (),
+) -> Ownership:
     """Free parameters that turned out to be used by another device only.
 
     Args:
         module: the LightningModule.
         ownership: what this device holds.
         names: parameters to free.
-        optimizers: whose parameter groups name them; they have no state for them yet.
+        buffers: buffers that another device updates; they keep their values here.
+        optimizers: whose parameter groups name the parameters; they have no state for them yet.
 
     Returns:
         What stays.
@@ -125,7 +132,7 @@ def release(module: nn.Module, ownership: Ownership, names: Iterable[str], optim
         for group in optimizer.param_groups:
             group["params"] = [memo.get(id(p), p) for p in group["params"]]
     held = tuple(h and name not in released for (name, _), h in zip(ownership.parameters, ownership.held, strict=True))
-    return Ownership(tuple(module.named_parameters()), held, ownership.buffers)
+    return Ownership(tuple(module.named_parameters()), held, ownership.buffers - set(buffers))
 
 
 def move_to(module: nn.Module, device: torch.device) -> None:

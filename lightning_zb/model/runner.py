@@ -43,6 +43,8 @@ class StepRunner:
         self._microbatches: Sequence[tuple[Any, ...]] = ()
         self._step = 0
         self._divisor: int | None = None
+        self.shared = shared_parameters(module, interception.stack, windows, chunks)
+        self.tied: dict[nn.Parameter, tuple[int, ...]] = {}
         self.losses: dict[int, Tensor] = {}
         """Undivided, detached losses of the last chunk by microbatch."""
         self.outputs: dict[int, Any] = {}
@@ -105,7 +107,11 @@ class StepRunner:
 
     def shared_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
         """Parameters used by several chunks of this device, with those chunks."""
-        return shared_parameters(self._module, self._interception.stack, self._windows, self._chunks)
+        return {p: chunks for p, chunks in self.shared.items() if p not in self.tied}
+
+    def tied_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
+        """Parameters that chunks on other devices use too, with all those chunks."""
+        return self.tied
 
     def _finish(self, microbatch: int, result: Any) -> Any:
         if self._divisor is None:

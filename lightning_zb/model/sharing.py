@@ -96,28 +96,6 @@ def shared_across_devices(
     return tuple(found)
 
 
-def ends_to_release(
-    names: Sequence[str], used_first: Sequence[bool], used_last: Sequence[bool]
-) -> tuple[set[str], set[str], set[str]]:
-    """Which end keeps a parameter outside the layers, once a step has shown who got a gradient for it.
-
-    Args:
-        names: trainable parameters outside the layers.
-        used_first: whether the first chunk's device has a gradient for each.
-        used_last: the same for the last chunk's device.
-
-    Returns:
-        Names that the first end frees, names that the last end frees, names that both use (to be added across them).
-        Names that neither used stay on both.
-    """
-    pairs = list(zip(names, used_first, used_last, strict=True))
-    return (
-        {name for name, first, last in pairs if last and not first},
-        {name for name, first, last in pairs if first and not last},
-        {name for name, first, last in pairs if first and last},
-    )
-
-
 def _outside_names(module: nn.Module, stack: LayerStack) -> dict[nn.Parameter, list[str]]:
     """Parameters used outside the layers, with their names there."""
     inside = {id(m) for layer in stack.modules for m in layer.modules()}

@@ -53,6 +53,10 @@ class PrologueStubs:
         for _, m in self._modules:
             restore_forward(m)
 
+    def stood_in(self) -> list[str]:
+        """Names of the modules that a stand-in was returned for: they run before the layers."""
+        return [name for name, m in self._modules if m.__dict__["forward"].has_stood_in]
+
     @contextmanager
     def probe(self) -> Iterator[None]:
         """Inside, modules run their own code."""
@@ -98,6 +102,11 @@ class _Outside:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
         return copy.deepcopy(self.original, memo)
+
+    @property
+    def has_stood_in(self) -> bool:
+        """Whether a stand-in was returned for this module."""
+        return bool(self._shapes)
 
     def _likes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's return value with one-element tensors expanded to the right shapes in place of the real ones."""

@@ -26,6 +26,7 @@ class Device:
     stack: LayerStack
     ownership: Ownership
     runner: StepRunner
+    stubs: PrologueStubs
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -41,20 +42,22 @@ class Pipeline:
         layers: str | None = None,
         seed: int | None = None,
         side_channels: Any = lambda module: (),
+        prepare: Any = lambda module: None,
     ) -> None:
         partition = Partition.from_counts(counts)
         self.placement = placement or (wave(len(counts) // 2) if len(counts) % 2 == 0 else wave(len(counts), 1))
         self.devices = []
         for device in range(self.placement.num_devices):
             twin = copy.deepcopy(module)
+            prepare(twin)
             stack = find_layers(twin, layers)
             all_windows = windows(partition, len(stack))
             own = self.placement.chunks_of(device)
             ownership = take_ownership(twin, stack, [all_windows[c] for c in own])
             streams = None if seed is None else RandomStreams(seed)
             interception = Interception(stack, streams, side_channels(twin))
-            PrologueStubs(twin, interception, torch.device("cpu"))
-            self.devices.append(Device(twin, stack, ownership, StepRunner(twin, interception, all_windows, own)))
+            stubs = PrologueStubs(twin, interception, torch.device("cpu"))
+            self.devices.append(Device(twin, stack, ownership, StepRunner(twin, interception, all_windows, own), stubs))
 
     def train(self, microbatches: list[tuple[Any, ...]], step: int = 0, divisor: int | None = None) -> list[Tensor]:
         """Losses of the microbatches; gradients are left in each device's `gradients`, by parameter name."""

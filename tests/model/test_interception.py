@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_zb.model.interception import Interception
 from lightning_zb.model.layers import find_layers
 from lightning_zb.planning.placement import cyclic, wave
-from tests.model.driver import Pipeline, assert_bitwise
+from tests.model.driver import Pipeline, assert_bitwise, plain_losses
 from tests.model.modules import WIDTH, LanguageModel, SequentialModule, tokens, vectors
 
 
@@ -27,7 +27,10 @@ class Step(L.LightningModule):
         self.body = body
 
     def training_step(self, batch, batch_idx):
-        return F.mse_loss(self.head(self.body(self, batch[0])), batch[1])
+        return F.mse_loss(self.predict_step(batch, batch_idx), batch[1])
+
+    def predict_step(self, batch, batch_idx):
+        return self.head(self.body(self, batch[0]))
 
 
 def run(self, x):
@@ -175,6 +178,22 @@ def test_outside_a_pass_the_layers_just_run():
     assert copied.model[0].forward.__self__ is copied.model[0]
     interception.remove()
     assert all("forward" not in layer.__dict__ for layer in module.model)
+
+
+def test_layers_compiled_in_place():
+    module = Step(plainly)
+    for layer in module.layers:
+        layer.register_forward_hook(lambda layer, args, output: output * 1.5)
+    losses, gradients = plain_losses(module, vectors(2))
+    pipeline = Pipeline(module, [2, 1, 1, 2], wave(2), prepare=lambda m: [x.compile(backend="eager") for x in m.layers])
+    assert all(torch.equal(a, b) for a, b in zip(losses, pipeline.train(vectors(2)), strict=True))
+    assert all(torch.equal(pipeline.gradients()[name], g) for name, g in gradients.items())
+
+
+def test_a_bypass_shows_in_evaluation():
+    module = Step(skipping)
+    (output,) = Pipeline(module, [2, 1, 1, 2], wave(2)).evaluate(vectors(1), "predict_step")
+    assert output.isnan().all()
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

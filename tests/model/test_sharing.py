@@ -3,12 +3,11 @@ from torch import nn
 
 from lightning_zb.model.interception import Interception
 from lightning_zb.model.layers import find_layers
-from lightning_zb.model.ownership import move_to, outside_parameters, release, take_ownership
-from lightning_zb.model.sharing import SharedParameter, ends_to_release, shared_across_devices, shared_parameters
+from lightning_zb.model.ownership import move_to, take_ownership
+from lightning_zb.model.sharing import SharedParameter, shared_across_devices, shared_parameters
 from lightning_zb.model.windows import windows
 from lightning_zb.planning.placement import Partition, cyclic, wave
-from tests.model.driver import Pipeline, plain_losses
-from tests.model.modules import LanguageModel, SequentialModule, tokens
+from tests.model.modules import LanguageModel, SequentialModule
 
 
 def cut(module, counts):
@@ -46,42 +45,6 @@ def test_layers_that_share_a_module():
     assert shared_parameters(module, stack, all_windows, cyclic(2, 2).chunks_of(0)) == {
         p: (0, 2) for p in module.model[0].parameters()
     }
-
-
-def test_ends_learn_what_they_use():
-    names = ["embed", "norm", "head", "unused", "tied"]
-    assert ends_to_release(names, [True, False, False, False, True], [False, True, True, False, True]) == (
-        {"norm", "head"},
-        {"embed"},
-        {"tied"},
-    )
-
-
-def test_releasing_keeps_training_right_and_optimizer_indices():
-    torch.manual_seed(0)
-    module = LanguageModel(2)
-    pipeline = Pipeline(module, [1, 2, 1], cyclic(3))
-    optimizers = [torch.optim.SGD(d.module.parameters(), lr=0.1) for d in pipeline.devices]
-    pipeline.train(tokens(2))
-    first, _, last = pipeline.devices
-    names = [name for name, p in outside_parameters(first.module, first.stack) if p.requires_grad]
-    frees_first, frees_last, both = ends_to_release(
-        names, [n in first.gradients for n in names], [n in last.gradients for n in names]
-    )
-    assert (frees_first, frees_last, both) == (
-        {"norm.weight", "norm.bias", "head.weight"},
-        {"embed.weight", "positions"},
-        set(),
-    )
-    first.ownership = release(first.module, first.ownership, frees_first, [optimizers[0]])
-    last.ownership = release(last.module, last.ownership, frees_last, [optimizers[2]])
-    assert sum(d.ownership.own_bytes for d in pipeline.devices) == first.ownership.total_bytes
-    for device, optimizer in zip(pipeline.devices, optimizers, strict=True):
-        flat = [p for group in optimizer.param_groups for p in group["params"]]
-        assert all(a is b for a, b in zip(flat, device.module.parameters(), strict=True))
-    losses, gradients = plain_losses(module, tokens(2))
-    assert all(torch.equal(a, b) for a, b in zip(losses, pipeline.train(tokens(2)), strict=True))
-    assert all(torch.equal(pipeline.gradients()[n], g) for n, g in gradients.items())
 
 
 def test_freed_parameters_keep_ties_flags_and_marks():
