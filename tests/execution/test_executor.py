@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lightning_zb.planning.placement import cyclic, wave
+from tests.execution.oracle import train_with_torch
 from tests.execution.pipeline_models import Model, greedy, make_microbatches, reference, whole
 from tests.execution.processes import run_processes
 from tests.execution.workers import die, sleep_steps, train
@@ -50,6 +51,19 @@ def test_gradients_are_those_of_one_process(placement, counts, uneven, jitter, o
     schedules[-1] = whole(schedules[-1])
     results = run_processes(train, placement.num_devices, schedules, placement, uneven, jitter, options)
     compare(placement, schedules, results, uneven, options)
+
+
+@pytest.mark.parametrize("placement", [wave(2), cyclic(2, 2)], ids=["wave", "cyclic"])
+def test_gradients_are_those_of_torch_on_the_same_order(placement, tmp_path):
+    """torch.distributed.pipelining walks the same order, split backward included."""
+    schedule = greedy(placement, 6)
+    theirs = run_processes(train_with_torch, 2, schedule, placement, str(tmp_path / "order.csv"))
+    ours = run_processes(train, 2, [schedule], placement, False, False, {})
+    for rank in range(2):
+        gradients = ours[rank][0][1]
+        assert set(gradients) == set(theirs[rank])
+        for name, gradient in gradients.items():
+            assert torch.equal(gradient, theirs[rank][name]), (rank, name)
 
 
 @pytest.mark.parametrize("how", ["exit", "raise", "stall", "shape"])
