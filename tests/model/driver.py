@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,16 +118,17 @@ class Pipeline:
 
 
 def plain_losses(
-    module: nn.Module, microbatches: list[tuple[Any, ...]], divisor: int | None = None
+    module: nn.Module, microbatches: list[tuple[Any, ...]], context: Any = contextlib.nullcontext
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Losses and accumulated gradients of the unsplit module."""
     twin = copy.deepcopy(module)
     losses = []
     for args in microbatches:
-        loss = twin.training_step(*args)
+        with context():
+            loss = twin.training_step(*args)
         loss = loss["loss"] if isinstance(loss, dict) else loss
         losses.append(loss.detach())
-        (loss / (divisor or len(microbatches))).backward()
+        (loss / len(microbatches)).backward()
     return losses, {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
 
 

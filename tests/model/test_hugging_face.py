@@ -4,7 +4,17 @@ from lightning_zb.planning.placement import cyclic, wave
 from tests.model.driver import Pipeline, assert_bitwise
 from tests.model.hugging_face import CausalLanguageModel, texts
 
-FAMILIES = ["gpt2", "llama", "gemma3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "mamba", "mamba2", "jamba"] + [
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "gemma3",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "mamba",
+    "mamba2",
+    "jamba",
     "nemotron_h",
     "bamba",
     "granitemoehybrid",
