@@ -17,7 +17,7 @@ from torch import nn
 
 from lightning_zb.data_agreement import check_agreement
 from lightning_zb.execution import gradient_norm
-from lightning_zb.execution.channels import open_channels
+from lightning_zb.execution.channels import Channels, open_channels
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.offline import offline_executors, run_offline
@@ -33,6 +33,7 @@ from lightning_zb.model.stubs import PrologueStubs
 from lightning_zb.model.windows import windows
 from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, first_microbatches
 from lightning_zb.planning.schedule import Pass
+from lightning_zb.shared_gradients import Sharing
 
 EVALUATION_STEPS = 1 << 40
 """Random streams of evaluation batches are numbered from here, training steps from 0."""
@@ -91,12 +92,13 @@ class Pipeline:
         self.ownership = take_ownership(module, self.stack, [self._windows[c] for chunks in own_chunks for c in chunks])
         self._stubs = PrologueStubs(module, self._interception, device)
         self._runners = [StepRunner(module, self._interception, self._windows, chunks) for chunks in own_chunks]
+        self._channels: Channels | None = None
         if self._is_virtual:
             self._executors = offline_executors(self._runners)
         else:
-            channels = open_channels(self.plan.placement, [ranks], device)
-            self._control = channels.control
-            self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(channels))]
+            self._channels = open_channels(self.plan.placement, [ranks], device)
+            self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(self._channels))]
+        self._sharing = Sharing(module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
         self._programs: dict[tuple[int, bool], Program] = {}
         self._unchecked_steps = 0 if self._is_virtual else options.check_data_steps
         self._num_evaluations = 0
@@ -120,6 +122,7 @@ class Pipeline:
         for runner in self._runners:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
         self._run(self._program(len(microbatches)))
+        self.ownership = self._sharing.finish_step(self._executors, self._channels, self.ownership, self._stubs)
         return self._output(len(microbatches) - 1)
 
     def clip(self, optimizer: torch.optim.Optimizer, max_value: float, algorithm: str) -> None:
@@ -134,7 +137,7 @@ class Pipeline:
         if algorithm == "value":
             torch.nn.utils.clip_grad_value_([p for p in parameters if p.grad is not None], max_value)
             return
-        slots = gradient_norm.local_norms(parameters)
+        slots = gradient_norm.local_norms(parameters, [not self._sharing.is_copy(p) for p in parameters])
         if not self._is_virtual:
             slots = gradient_norm.reduce_norms(slots)
         gradient_norm.clip_gradients(parameters, max_value, gradient_norm.total_norm(slots, parameters))
@@ -182,8 +185,9 @@ class Pipeline:
     # -- parameters ------------------------------------------------------------------------------------------------
 
     def owns(self, parameter: nn.Parameter) -> bool:
-        """True where this process holds the parameter's values."""
-        return any(p is parameter for p in self.ownership.own_parameters())
+        """True where this process holds the parameter's values and answers for them (a tied copy has one owner)."""
+        held = any(p is parameter for p in self.ownership.own_parameters())
+        return held and not self._sharing.is_copy(parameter)
 
     def move_to(self, device: torch.device) -> None:
         """Move what this process holds; foreign parameters stay where they are, without memory."""
@@ -214,11 +218,10 @@ class Pipeline:
         optimizer.load_state_dict(state.own_optimizer_state(optimizer, self.ownership, state_dict))
 
     def _gather(self, value: Any) -> list[Any] | None:
-        if self._is_virtual:
+        if self._channels is None:
             return [value]
-        here = dist.get_rank()
-        parts: list[Any] | None = [None] * dist.get_world_size(self._control) if here == 0 else None
-        dist.gather_object(value, parts, dst=0, group=self._control)
+        parts: list[Any] | None = [None] * self.plan.num_devices if dist.get_rank() == 0 else None
+        dist.gather_object(value, parts, dst=0, group=self._channels.control)
         return parts
 
     # -- what happened ---------------------------------------------------------------------------------------------

@@ -39,17 +39,23 @@ class Passes:
     """Runs the passes of one device's chunks.
 
     Parameters shared by several of its chunks get the contributions of one microbatch in one engine call, later chunk
-    first, as plain autograd would add them; until the last of those chunks has run its W they are held.
+    first, as plain autograd would add them; until the last of those chunks has run its W they are held. Parameters that
+    other devices' chunks use too are set aside for the end of the step (`lightning_zb.execution.tied`).
 
     Args:
         runner: runs a chunk forward.
     """
 
     runner: ChunkRunner
+    tied_parts: dict[nn.Parameter, dict[tuple[int, int], Tensor]] = field(default_factory=dict)
+    """Gradients of tied parameters by (microbatch, chunk), all of the step."""
+    contributors: dict[nn.Parameter, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Which chunks have contributed to each shared parameter so far."""
     _program: Program | None = None
     _fused: frozenset[tuple[int, int]] = frozenset()
     _live: dict[tuple[int, int], _Live] = field(default_factory=dict)
     _shared: dict[nn.Parameter, tuple[int, ...]] = field(default_factory=dict)
+    _tied: dict[nn.Parameter, tuple[int, ...]] = field(default_factory=dict)
     _held: dict[tuple[int, nn.Parameter], dict[int, Tensor]] = field(default_factory=dict)
     _reported: dict[tuple[int, nn.Parameter], set[int]] = field(default_factory=lambda: defaultdict(set))
 
@@ -58,6 +64,8 @@ class Passes:
         self._program = program
         self._fused = program.fused(device)
         self._shared = self.runner.shared_parameters()
+        self._tied = self.runner.tied_parameters()
+        self.tied_parts = {p: {} for p in self._tied}
         self._live.clear()
         self._held.clear()
         self._reported.clear()
@@ -138,6 +146,10 @@ class Passes:
         contributions = {} if live.weights is None else dict(live.weights.contributions())
         for parameter in self._shared_in(chunk):
             part = _add(live.kept.get(parameter), contributions.pop(parameter, None))
+            if parameter in self._tied:
+                if part is not None:
+                    self.tied_parts[parameter][microbatch, chunk] = part
+                continue
             whole = self._join(parameter, chunk, microbatch, part)
             if whole is not None:
                 contributions[parameter] = whole
@@ -145,13 +157,14 @@ class Passes:
             accumulate(contributions)
 
     def _shared_in(self, chunk: int) -> list[nn.Parameter]:
-        return [p for p, chunks in self._shared.items() if chunk in chunks] if self._shared else []
+        return [p for shared in (self._shared, self._tied) for p, chunks in shared.items() if chunk in chunks]
 
     def _join(self, parameter: nn.Parameter, chunk: int, microbatch: int, part: Tensor | None) -> Tensor | None:
         """Hold a chunk's part of a shared parameter; the sum, later chunks first, once every chunk has reported."""
         key = microbatch, parameter
         self._reported[key].add(chunk)
         if part is not None:
+            self.contributors[parameter].add(chunk)
             self._held.setdefault(key, {})[chunk] = part
         if self._reported[key] != set(self._shared[parameter]):
             return None

@@ -43,10 +43,26 @@ class ChunkRunner(Protocol):
         """Parameters used by several chunks of this device, with those chunks; empty where nothing is tied."""
         ...
 
+    def tied_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
+        """Parameters that chunks on other devices use too, with all those chunks; `shared_parameters` leaves them out."""
+        ...
+
 
 class StepOwner(Protocol):
-    """Owns parameters, optimizer and whatever a restart must restore. Filled in by post-validation."""
+    """Owns parameters and optimizer, and says what a restarted step must find as it was."""
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """All parameters of the unsplit model in the optimizer's parameter-group order; foreign ones have no gradient."""
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer whose steps are held, undone and redone; its groups hold all parameters of the unsplit model."""
+        ...
+
+    def step(self) -> None:
+        """Run the optimizer on the gradients that parameters hold now, with whatever belongs around a step."""
+        ...
+
+    def buffers(self) -> list[torch.Tensor]:
+        """What forwards of this device's chunks change (batch statistics, counters), restored before they are redone.
+
+        Random state is not among it: every pass draws from its own stream and leaves the generators as it found them.
+        """
         ...

@@ -142,6 +142,9 @@ class Runner:
     def shared_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
         return self.shared
 
+    def tied_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
+        return {}
+
 
 def make_microbatches(count: int, uneven: bool = False, seed: int = 0) -> list[Tensor]:
     """Token ids; uneven ones differ in both dimensions."""
@@ -198,6 +201,9 @@ class SleepingRunner:
         return 0
 
     def shared_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
+        return {}
+
+    def tied_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
         return {}
 
 
