@@ -354,9 +354,9 @@ def install() -> None:
     _replace(matmul, "__matmul__", Tensor)
     for name, handler in (("mm", _defer_mm), ("addmm", _defer_addmm), ("bmm", _defer_bmm)):
         _replace(_wrap(name, getattr(torch, name), handler), name, torch, Tensor)
-    for name in ("baddbmm", "mv"):
+    for name, lowers in (("baddbmm", True), ("mv", False)):
         original = getattr(torch, name)
-        _replace(_wrap(name, original, partial(_defer_call, original, True)), name, torch, Tensor)
+        _replace(_wrap(name, original, partial(_defer_call, original, lowers)), name, torch, Tensor)
     _replace(_wrap("einsum", torch.einsum, partial(_defer_call, torch.einsum, False)), "einsum", torch)
     for name in ("conv1d", "conv2d", "conv3d"):
         original = getattr(torch, name)
