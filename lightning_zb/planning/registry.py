@@ -19,7 +19,9 @@ from lightning_zb.planning.schedule import Schedule
 # imported on the first look-up; importing one registers its schedules
 _FAMILIES = (
     "lightning_zb.planning.builders.fixed",
+    "lightning_zb.planning.builders.interleaved",
     "lightning_zb.planning.builders.limited",
+    "lightning_zb.planning.builders.blocks",
 )
 
 

@@ -77,6 +77,26 @@ def best_list_schedule(problem: Problem, grid: Iterable[Choices] = GRID) -> Sche
     return table.decode(best_order, offsets)
 
 
+def rework(
+    problem: Problem, table: PassTable, order: Integers, offsets: Integers, limits: tuple[float, ...], from_drain: bool
+) -> Integers:
+    """Order a schedule of F, B and W anew by the true costs, within other limits that leave room for it.
+
+    Args:
+        problem: what the order is for; its limits do not matter.
+        table: its passes.
+        order: a complete order without BW.
+        offsets: where each device's part starts.
+        limits: bytes by device.
+        from_drain: F and B keep their order only up to the last F of the device's first chunk; otherwise throughout, and
+            only W move.
+    """
+    lead = order[order < 2 * table.num_cells]
+    lengths = _until_last_forward(lead, offsets // 3 * 2, problem) if from_drain else np.diff(offsets) // 3 * 2
+    reworked = _list_schedule(replace(problem, limits=limits), Choices(), table, offsets, lead, lengths)
+    return order if reworked[-1] < 0 else reworked
+
+
 def smallest_limits(problem: Problem) -> tuple[float, ...]:
     """For each device the least activation bytes with which any order exists: one microbatch at a time.
 
