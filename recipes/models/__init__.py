@@ -1,7 +1,4 @@
-"""Ordinary LightningModules for language modelling; nothing in them knows of pipelines."""
+"""Ordinary LightningModules for language modelling; nothing in them knows of pipelines.
 
-from recipes.models.language_model import LanguageModel
-from recipes.models.pretrained import TransformersLanguageModel
-from recipes.models.sequential import SequentialLanguageModel
-
-__all__ = ["LanguageModel", "SequentialLanguageModel", "TransformersLanguageModel"]
+Import from the modules: only `pretrained` needs the transformers library, which takes seconds to import.
+"""

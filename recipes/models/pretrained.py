@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor
 
 from recipes.models.language_model import LanguageModel
+
+if not torch.cuda.is_available():
+    # Every process would advise to install CUDA kernels.
+    transformers.logging.set_verbosity_error()
 
 
 class TransformersLanguageModel(LanguageModel):

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from recipes.measurements import Measurements
-from recipes.models import SequentialLanguageModel
+from recipes.models.sequential import SequentialLanguageModel
 
 
 class Clock:

@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from torch.nn import functional as F
 
 from recipes.data import ByteDataModule, read_folder
-from recipes.models import SequentialLanguageModel
+from recipes.models.sequential import SequentialLanguageModel
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -22,7 +22,7 @@ from tests.test_conf import FILES, STARTED_BY, composed
         ("+callbacks.measurements.num_warmup_steps=null", "callbacks.measurements.num_warmup_steps=None is not int"),
         (
             "+model.rate=1",
-            "model.rate: recipes.models.SequentialLanguageModel has no parameter 'rate'; it has",
+            "model.rate: recipes.models.sequential.SequentialLanguageModel has no parameter 'rate'; it has",
         ),
         ("+data.path=x", "data.path: recipes.data.ByteDataModule has no parameter 'path'"),
     ],
