@@ -36,7 +36,9 @@ class DeferredWeights:
     def __init__(self) -> None:
         self.casts = Casts()
         self._kept: Counter[str] = Counter()
-        self._weights: dict[Target, Weight] = {}
+        self._parameters: list[nn.Parameter] = []
+        self.note_parameter = self._parameters.append
+        self._derived: dict[GradientEdge, Weight] = {}
         self._work: list[WeightWork] = []
         self._versions: list[tuple[nn.Parameter, int]] = []
         self._forward_is_over = False
@@ -74,7 +76,8 @@ class DeferredWeights:
         if derived:
             for parameter, gradient in self._through_derivations(derived).items():
                 _add(result, parameter, gradient)
-        self._weights, self._versions = {}, []
+        self._parameters.clear()
+        self._derived, self._versions = {}, []
         return result
 
     def stash_bytes(self) -> int:
@@ -83,7 +86,7 @@ class DeferredWeights:
         Inputs are activations that B alone would have freed, and weights are not counted. Zero before B, when the graph holds
         the activations.
         """
-        weights = {p.untyped_storage().data_ptr() for weight in self._weights.values() for p in weight.parameters}
+        weights = {p.untyped_storage().data_ptr() for p in self._deferred_parameters()}
         held = (t for item in self._work for t in item.arguments if isinstance(t, Tensor))
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
         return sum(num_bytes for pointer, num_bytes in storages.items() if pointer not in weights)
@@ -108,11 +111,19 @@ class DeferredWeights:
 
     def note_deferred(self, weight: Weight) -> None:
         """This weight has work for W; called as F runs."""
-        self._weights[weight.target] = weight
+        if isinstance(weight.target, GradientEdge):
+            self._derived[weight.target] = weight
+        else:
+            self.note_parameter(weight.target)
 
     def note_kept(self, name: str) -> None:
         """An operator with a parameter stays whole in B; called as F runs."""
         self._kept[name] += 1
+
+    def _deferred_parameters(self) -> list[nn.Parameter]:
+        found = {id(p): p for p in self._parameters}
+        found |= {id(p): p for weight in self._derived.values() for p in weight.parameters}
+        return list(found.values())
 
     @contextmanager
     def _guarding(self) -> Iterator[None]:
@@ -122,21 +133,21 @@ class DeferredWeights:
         the parameter's hooks fire once. A parameter has a part in B only where the graph holds its AccumulateGrad node, and
         with it a second reference to the parameter.
         """
-        parameters = {id(p): p for weight in self._weights.values() for p in weight.parameters}
-        in_graph = [p for p in parameters.values() if _is_in_graph(p)]
+        parameters = self._deferred_parameters()
+        in_graph = [p for p in parameters if _is_in_graph(p)]
         handles: list[RemovableHandle] = []
         with _hooks_silenced(in_graph):
             for parameter in in_graph:
                 node = get_gradient_edge(parameter).node
                 handles.append(node.register_prehook(partial(self._hold_back, parameter)))
-            for node in {node for weight in self._weights.values() for node in weight.saving}:
+            for node in {node for weight in self._derived.values() for node in weight.saving}:
                 handles.append(node.register_prehook(partial(self._settle, node)))
             try:
                 yield
             finally:
                 for handle in handles:
                     handle.remove()
-                self._versions = [(p, p._version) for p in parameters.values()]
+                self._versions = [(p, p._version) for p in parameters]
 
     def _hold_back(self, parameter: nn.Parameter, gradients: tuple[Tensor | None, ...]) -> tuple[None]:
         if gradients[0] is not None:
@@ -148,7 +159,7 @@ class DeferredWeights:
 
         All their operators are later in the graph, so their work is here already.
         """
-        passing = {target for target, weight in self._weights.items() if node in weight.saving}
+        passing: set[Target | None] = {target for target, weight in self._derived.items() if node in weight.saving}
         work, self._work = self._work, []
         sums: dict[GradientEdge, Tensor] = {}
         for item in work:
@@ -168,7 +179,7 @@ class DeferredWeights:
         self, derived: Mapping[GradientEdge, Tensor], retain_graph: bool = False
     ) -> dict[nn.Parameter, Tensor]:
         """Carry the gradients of derived weights through the graph that derived them to its Parameters."""
-        parameters = list({id(p): p for edge in derived for p in self._weights[edge].parameters}.values())
+        parameters = list({id(p): p for edge in derived for p in self._derived[edge].parameters}.values())
         with _hooks_silenced(parameters):
             gradients = torch.autograd.grad(
                 list(derived), parameters, list(derived.values()), retain_graph=retain_graph, allow_unused=True

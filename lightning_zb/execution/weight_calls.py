@@ -20,15 +20,18 @@ from torch.utils._pytree import tree_flatten
 
 from lightning_zb.execution import deferred_ops as ops
 from lightning_zb.execution.deferred_call import Call, DeferredCall
-from lightning_zb.execution.weights import Casts, Weight, find_weight, saved_by_hooks
+from lightning_zb.execution.weights import Casts, Weight, any_autocast, find_weight, saved_by_hooks
 
 _ANCHOR = torch.empty(0, requires_grad=True)
+_STRIDED = torch.strided
 
 
 class CallRecorder(ops.Recorder, Protocol):
     """What interception needs to know of the record of one F."""
 
     casts: Casts
+    note_parameter: Callable[[nn.Parameter], None]
+    """This parameter, itself an operand, has work for W."""
 
     def note_deferred(self, weight: Weight) -> None:
         """This weight has work for W."""
@@ -74,7 +77,7 @@ def _plain(*tensors: Any) -> bool:
     """Whether these are dense real tensors of torch's own types; subclasses, sparse and complex tensors keep their rules."""
     for tensor in tensors:
         kind = type(tensor)
-        if (kind is not Tensor and kind is not nn.Parameter) or tensor.layout is not torch.strided or tensor.is_complex():
+        if (kind is not Tensor and kind is not nn.Parameter) or tensor.layout is not _STRIDED or tensor.is_complex():
             return False
     return True
 
@@ -119,6 +122,15 @@ def _tell_apart(left: Tensor, right: Tensor) -> _Operands | None:
 def _defer_linear(recorder: CallRecorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if not weight.requires_grad or not _plain(input, weight) or weight.dim() != 2:
         return NotImplemented
+    if type(weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter) and not any_autocast():
+        # The common case, and the one where every microsecond of Python shows.
+        recorder.note_parameter(weight)
+        bias_target = None
+        if bias is not None and bias.requires_grad:
+            recorder.note_parameter(bias)
+            bias_target = bias
+        anchor = None if input.requires_grad else _ANCHOR
+        return _linear(input, anchor, ops.Deferral(recorder, (weight, bias_target), weight, bias))
     input, weight, bias = recorder.casts.lower(input, weight, bias)
     found = find_weight(weight)
     deferral = None if found is None else _deferral(recorder, weight, found, bias)

@@ -99,7 +99,7 @@ class Casts:
 
     def lower(self, *operands: Any) -> tuple[Any, ...]:
         """Cast the operands of an operator that autocast runs in low precision; as they are where autocast is off."""
-        if not _any_autocast():
+        if not any_autocast():
             return operands
         device = next(operand.device.type for operand in operands if isinstance(operand, Tensor))
         if not torch.is_autocast_enabled(device):
@@ -121,4 +121,4 @@ class Casts:
         return self._kept[key][1]
 
 
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
