@@ -26,7 +26,7 @@ from lightning_zb.execution.transport import DistributedTransport
 from lightning_zb.model import state
 from lightning_zb.model.interception import Interception
 from lightning_zb.model.layers import find_layers
-from lightning_zb.model.ownership import take_ownership
+from lightning_zb.model.ownership import move_to, take_ownership
 from lightning_zb.model.randomness import RandomStreams
 from lightning_zb.model.runner import StepRunner
 from lightning_zb.model.stubs import PrologueStubs
@@ -191,13 +191,7 @@ class Pipeline:
 
     def move_to(self, device: torch.device) -> None:
         """Move what this process holds; foreign parameters stay where they are, without memory."""
-        for m in self.module.modules():
-            for p in m._parameters.values():
-                if p is not None and not p.is_meta:
-                    p.data = p.data.to(device)
-            for name, buffer in m._buffers.items():
-                if buffer is not None and not buffer.is_meta:
-                    m._buffers[name] = buffer.to(device)
+        move_to(self.module, device)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ def release(
         ownership: what this device holds.
         names: parameters to free.
         buffers: buffers that another device updates; they keep their values here.
-        optimizers: whose parameter groups name the parameters; they have no state for them yet.
+        optimizers: whose parameter groups name the parameters; what a checkpoint gave them as state goes too.
 
     Returns:
         What stays.
@@ -130,6 +130,9 @@ def release(
                 m._parameters[name] = memo[id(p)]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) in memo:
+                    optimizer.state.pop(p, None)
             group["params"] = [memo.get(id(p), p) for p in group["params"]]
     held = tuple(h and name not in released for (name, _), h in zip(ownership.parameters, ownership.held, strict=True))
     return Ownership(tuple(module.named_parameters()), held, ownership.buffers - set(buffers))

@@ -32,6 +32,9 @@ class Case:
     batch_size: int = 2
     accumulate: int = 4
     validate: bool = False
+    shuffle: bool = True
+    save: str | None = None
+    resume: str | None = None
 
     def plain(self) -> Case:
         return Case(**{**self.__dict__, "name": self.name + "-plain", "strategy": None, "devices": 1})
@@ -62,9 +65,11 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         logger=CSVLogger(directory, name="", version=case.name), log_every_n_steps=1, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0, **options,
     )  # fmt: skip
-    train = torch.utils.data.DataLoader(dataset(case.model, case.size), batch_size=case.batch_size, shuffle=True)
+    train = torch.utils.data.DataLoader(dataset(case.model, case.size), batch_size=case.batch_size, shuffle=case.shuffle)
     validation = torch.utils.data.DataLoader(dataset(case.model, 8), batch_size=4) if case.validate else None
-    trainer.fit(module, train, validation)
+    trainer.fit(module, train, validation, ckpt_path=case.resume)
+    if case.save is not None:
+        trainer.save_checkpoint(case.save)
     optimizer = trainer.optimizers[0]
     names = {id(p): n for n, p in module.named_parameters()}
     own = {n: p.detach().clone() for n, p in module.named_parameters() if _owned(trainer, p)}

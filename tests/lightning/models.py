@@ -106,13 +106,18 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    def __init__(self, num_layers: int, tied: bool, dropout: float, twice: bool, raw_positions: bool) -> None:
+    def __init__(
+        self, num_layers: int, tied: bool, dropout: float, twice: bool, raw_positions: bool, functional_head: bool
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
         self.positions = nn.Parameter(torch.randn(LENGTH, HIDDEN)) if raw_positions else nn.Embedding(LENGTH, HIDDEN)
         self.layers = nn.ModuleList(Block(dropout, twice) for _ in range(num_layers))
         self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
-        if tied:
+        self.functional_head = functional_head
+        if functional_head:
+            self.head = nn.Identity()
+        elif tied:
             self.head.weight = self.embedding.weight
 
     def forward(self, ids):
@@ -120,15 +125,18 @@ class LanguageModel(nn.Module):
         x = self.embedding(ids) + where
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x))
+        x = self.head(self.norm(x))
+        return F.linear(x, self.embedding.weight) if self.functional_head else x
 
 
 class TokenModule(Trained):
     """Embedding, layers, norm and head, written by hand."""
 
-    def __init__(self, num_layers=8, tied=False, dropout=0.0, twice=False, raw_positions=False, frozen=0, **kwargs) -> None:
+    def __init__(
+        self, num_layers=8, tied=False, dropout=0.0, twice=False, raw_positions=False, functional_head=False, frozen=0, **kwargs
+    ) -> None:
         super().__init__(**kwargs)
-        self.net = LanguageModel(num_layers, tied, dropout, twice, raw_positions)
+        self.net = LanguageModel(num_layers, tied, dropout, twice, raw_positions, functional_head)
         if frozen:
             self.net.embedding.requires_grad_(False)
             for layer in self.net.layers[:frozen]:

@@ -50,3 +50,44 @@ def test_every_schedule(model, schedule, num_devices, precision, tmp_path):
     assert result["steps"] == 10
     executed = result["statistics"]["passes"]
     assert sum(executed.values()) == 2 * result["plan_passes"] * 4 + 2 * result["plan_passes"] // 4 * 2
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "frozen first layers": {"model_options": {"frozen": 3}},
+    "frozen first chunk": {"model_options": {"frozen": 5}, "strategy": {"schedule": "1f1b"}},
+    "tied on a V": {"model_options": {"tied": True}},
+    "tied on two devices": {"model_options": {"tied": True}, "strategy": {"schedule": "zb-h1"}},
+    "head reads the embedding": {"model_options": {"functional_head": True}},
+    "head reads the embedding on another device": {"model_options": {"functional_head": True}, "strategy": {"schedule": "1f1b"}},
+    "layer used twice": {"model_options": {"twice": True}},
+    "raw parameters": {"model_options": {"raw_positions": True}},
+    "two groups and clipping": {"model_options": {"groups": True}, "trainer": {"gradient_clip_val": 0.5}},
+    "clipping by value": {"trainer": {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}},
+    "fewer microbatches than devices": {"accumulate": 3, "strategy": {"virtual_devices": 4}},
+    "one microbatch": {"accumulate": 1, "size": 16},
+    "validation": {"validate": True},
+    "bf16-true": {"trainer": {"precision": "bf16-true"}},
+    "uneven partition": {"strategy": {"partition": [1, 4, 2, 1]}},
+    "embedding alone, head alone": {"strategy": {"partition": [1, 5, 3, 1]}},
+    "no bubble at any price": {"strategy": {"memory_budget": 2.0}},
+    "little memory": {"strategy": {"memory_budget": 0.7}},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_feature(feature, tmp_path):
+    changes = dict(FEATURES[feature])
+    strategy = {"schedule": "zb-v", "virtual_devices": 2, **changes.pop("strategy", {})}
+    case = _case("tokens", strategy.pop("schedule"), strategy.pop("virtual_devices"), strategy=strategy, **changes)
+    _check(case, tmp_path)
+
+
+def test_dropout_does_not_depend_on_the_pipeline(tmp_path):
+    """Layers that draw random numbers: the reference is one device of ours; every placement draws the same."""
+    options = {"model_options": {"dropout": 0.2}}
+    reference = run(_case("tokens", "zb-v", 1, **options), tmp_path / "one")
+    plain = run(Case(**{**_case("tokens", "zb-v", 1, **options).__dict__, "strategy": None}), tmp_path / "plain")
+    assert differences([reference], plain) != []  # else dropout did nothing
+    for schedule, num_devices in [("zb-v", 2), ("1f1b", 4), ("interleaved", 2)]:
+        result = run(_case("tokens", schedule, num_devices, **options), tmp_path / schedule)
+        assert differences([result], reference) == [], schedule

@@ -1,0 +1,81 @@
+"""One consolidated file: key by key the plain Trainer's, and any number of devices continues from any other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lightning.fitting import Case, differences, run
+from tests.lightning.processes import run_cases
+
+_RUN: dict[str, Any] = {"size": 36, "batch_size": 2, "accumulate": 4, "shuffle": False, "model_options": {"groups": True}}
+
+
+def _same(a: Any, b: Any, where: str = "checkpoint") -> list[str]:
+    """Differences of two checkpoints, keys and their order included."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        if list(a) != list(b):
+            return [f"{where}: keys {list(a)} and {list(b)}"]
+        return [d for key in a for d in _same(a[key], b[key], f"{where}.{key}")]
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in _same(x, y, f"{where}[{i}]")]
+    if isinstance(a, torch.Tensor):
+        return [] if torch.equal(a, b) and a.dtype == b.dtype else [where]
+    return [] if a == b else [f"{where}: {a} and {b}"]
+
+
+def _case(name: str, strategy: dict[str, Any] | None, epochs: int, **changes: Any) -> Case:
+    return Case(name, "tokens", trainer={"max_epochs": epochs, "gradient_clip_val": 0.5}, strategy=strategy, **{**_RUN, **changes})
+
+
+CHAIN = [
+    None,
+    {"schedule": "zb-v", "virtual_devices": 2},
+    {"schedule": "1f1b", "virtual_devices": 4},
+    {"schedule": "zb-v", "virtual_devices": 4, "partition": [1, 1, 1, 1, 1, 1, 1, 1]},
+    None,
+]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_run_continues_the_one_before(tied, tmp_path):
+    """Plain, V on two, sequential on four, V on four, plain: as if one plain run had gone on."""
+    options = {"model_options": {"groups": True, "tied": tied}}
+    whole = run(_case("whole", None, len(CHAIN), save=str(tmp_path / "whole.ckpt"), **options), tmp_path)
+    resume = None
+    for epoch, strategy in enumerate(CHAIN, start=1):
+        path = str(tmp_path / f"{epoch}.ckpt")
+        result = run(_case(f"part{epoch}", strategy, epoch, save=path, resume=resume, **options), tmp_path)
+        resume = path
+    result["log"], result["rates"] = whole["log"], whole["rates"]  # of the last epoch only
+    result["log"], result["rates"] = whole["log"], whole["rates"]  # of the last epoch only
+    assert differences([result], whole) == []
+    a, b = (torch.load(tmp_path / f, weights_only=False) for f in ("whole.ckpt", f"{len(CHAIN)}.ckpt"))
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+        assert _same(a[key], b[key], key) == []
+
+
+@pytest.mark.distributed
+def test_processes_write_the_plain_checkpoint_and_resume(tmp_path):
+    saved = [str(tmp_path / f"{name}.ckpt") for name in ("v", "sequential")]
+    cases = [
+        _case("v", {"schedule": "zb-v"}, 1, devices=2, save=saved[0]),
+        _case("sequential", {"schedule": "1f1b"}, 2, devices=2, resume=saved[0], save=saved[1]),
+    ]
+    run_cases(cases, 2, tmp_path)
+    for epochs, path in enumerate(saved, start=1):
+        plain = str(tmp_path / f"plain{epochs}.ckpt")
+        run(_case(f"plain{epochs}", None, epochs, save=plain), tmp_path / "plain")
+        a, b = (torch.load(p, weights_only=False) for p in (plain, path))
+        for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+            assert _same(a[key], b[key], key) == []
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    path = str(tmp_path / "small.ckpt")
+    run(_case("small", None, 1, save=path, model_options={"num_layers": 4}), tmp_path)
+    with pytest.raises(RuntimeError, match="missing keys"):
+        run(_case("large", {"virtual_devices": 2}, 2, resume=path), tmp_path)
