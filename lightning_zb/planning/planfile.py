@@ -140,7 +140,7 @@ def costs_from_json(data: Json) -> CostModel:
 
 def _layer_to_json(layer: LayerCost) -> dict[str, Any]:
     record = asdict(layer)
-    optional = {"role": LayerRole.LAYER, "state_bytes": None, "workspace_bytes": {}}
+    optional: dict[str, Any] = {"role": LayerRole.LAYER, "state_bytes": None, "workspace_bytes": {}}
     record = {key: value for key, value in record.items() if key not in optional or value != optional[key]}
     return {**record, "role": layer.role.value} if "role" in record else record
 
@@ -179,11 +179,10 @@ def _link_or_matrix(value: Any) -> Link | tuple[tuple[Link, ...], ...]:
 
 def _prediction(value: Any) -> Prediction:
     data = _mapping(value)
-    lists = ("peak_bytes", "busy")
-    return Prediction(
-        **{f.name: _field(data, f.name, _number) for f in fields(Prediction) if f.name not in lists},
-        **{key: tuple(_field(data, key, _list(_number))) for key in lists},
-    )
+    per_device = ("peak_bytes", "busy")
+    read: dict[str, Any] = {f.name: _number for f in fields(Prediction)}
+    read.update({key: lambda v: tuple(_list(_number)(v)) for key in per_device})
+    return Prediction(**{key: _field(data, key, reader) for key, reader in read.items()})
 
 
 def _planner(value: Any) -> PlannerInfo:
