@@ -17,8 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-Target: TypeAlias = "nn.Parameter | GradientEdge"
-"""Where a weight gradient goes: to a Parameter, or into the graph that derives the weight from Parameters."""
+
+class CastParameter:
+    """A Parameter's cast within one autocast context, whose uses add their gradients in low precision before the cast back."""
+
+    __slots__ = ("parameter",)
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+
+
+Target: TypeAlias = "nn.Parameter | CastParameter | GradientEdge"
+"""Where a weight gradient goes: to a Parameter, through a cast, or into the graph that derives the weight from Parameters."""
 
 
 class WeightWork(NamedTuple):

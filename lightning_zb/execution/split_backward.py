@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from lightning_zb.execution.deferred_ops import Target, WeightWork
+from lightning_zb.execution.deferred_ops import CastParameter, Target, WeightWork
 from lightning_zb.execution.weight_calls import recording_into
 from lightning_zb.execution.weights import Casts, Weight
 
@@ -70,8 +70,11 @@ class DeferredWeights:
                 raise RuntimeError(_CHANGED.format(what="A weight", shape=tuple(parameter.shape)))
         work, self._work = self._work, []
         sums = _run(work)
-        result = {target: g for target, g in sums.items() if not isinstance(target, GradientEdge)}
+        result = {target: g for target, g in sums.items() if isinstance(target, nn.Parameter)}
         derived = {target: g for target, g in sums.items() if isinstance(target, GradientEdge)}
+        for target, gradient in sums.items():
+            if isinstance(target, CastParameter):
+                _add(result, target.parameter, gradient.to(target.parameter.dtype))
         del sums
         if derived:
             for parameter, gradient in self._through_derivations(derived).items():
@@ -114,7 +117,7 @@ class DeferredWeights:
         if isinstance(weight.target, GradientEdge):
             self._derived[weight.target] = weight
         else:
-            self.note_parameter(weight.target)
+            self.note_parameter(weight.parameters[0])
 
     def note_kept(self, name: str) -> None:
         """An operator with a parameter stays whole in B; called as F runs."""

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from lightning_zb.execution.deferred_ops import Target
+from lightning_zb.execution.deferred_ops import CastParameter, Target
 
 _ACCUMULATE_GRAD = type(get_gradient_edge(nn.Parameter(torch.empty(0))).node)
 
 _MAX_DERIVATION = 16
 """How many graph nodes may lie between a weight operand and its Parameters (a cast, a view, an index: one to three)."""
+
+
+_CAST_OF = "_lightning_zb_weight"
+"""The attribute that names the weight of a cast which has no graph of its own."""
 
 
 class Weight(NamedTuple):
@@ -46,8 +50,10 @@ def find_weight(tensor: Any) -> Weight | None:
     kind = type(tensor)
     if kind is nn.Parameter:
         return Weight(tensor, (tensor,)) if tensor.requires_grad else None
-    if kind is not Tensor or tensor.grad_fn is None:
+    if kind is not Tensor:
         return None
+    if tensor.grad_fn is None:
+        return getattr(tensor, _CAST_OF, None)
     parameters: dict[int, nn.Parameter] = {}
     saving: list[Node] = []
     pending: list[Node] = [tensor.grad_fn]
@@ -117,7 +123,12 @@ class Casts:
             return tensor.to(dtype)
         key = id(tensor), dtype
         if key not in self._kept:
-            self._kept[key] = tensor, tensor.to(dtype)
+            if type(tensor) is nn.Parameter:  # no graph: W casts the gradient back
+                cast = tensor.detach().to(dtype).requires_grad_()
+                setattr(cast, _CAST_OF, Weight(CastParameter(tensor), (tensor,)))
+            else:
+                cast = tensor.to(dtype)
+            self._kept[key] = tensor, cast
         return self._kept[key][1]
 
 
