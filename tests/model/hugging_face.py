@@ -119,9 +119,10 @@ def config(name: str, **options: Any) -> T.PretrainedConfig:
 
 
 class CausalLanguageModel(L.LightningModule):
-    def __init__(self, name: str, *, checkpointing: bool = False, **options: Any) -> None:
+    def __init__(self, name: str, *, checkpointing: bool = False, seed: int | None = 0, **options: Any) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        if seed is not None:
+            torch.manual_seed(seed)
         self.model = T.AutoModelForCausalLM.from_config(config(name, **options)).float().train()
         if checkpointing:
             self.model.gradient_checkpointing_enable()
