@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from lightning_zb.execution.deferred_ops import CastParameter, Target, WeightWork
-from lightning_zb.execution.weight_calls import recording_into
+from lightning_zb.execution.entry_points import recording_into
 from lightning_zb.execution.weights import Casts, Weight
 
 _Key = TypeVar("_Key")

@@ -1,20 +1,14 @@
-"""Catches the calls that use weights while F runs, and hands them to the deferred operators.
-
-The entry points are wrapped once, on first use; a wrapper looks at one variable and passes through at once while nothing
-records. Code that took a function before (`from torch.nn.functional import linear`) escapes: its gradients are computed in B.
+"""Hands calls that use weights to the deferred operators, one handler an operator.
 
 A handler returns NotImplemented for calls that stay whole in B: no weight, only weights, subclasses, sparse or complex tensors.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
@@ -38,24 +32,6 @@ class CallRecorder(ops.Recorder, Protocol):
 
     def note_kept(self, name: str) -> None:
         """An operator with a parameter stays whole in B."""
-
-
-class _Active:
-    """The record that takes calls now; one for the process, since CUDA's backward recomputes in a thread of its own."""
-
-    recorder: CallRecorder | None = None
-
-
-@contextmanager
-def recording_into(recorder: CallRecorder) -> Iterator[None]:
-    """Hand the calls that use weights to this recorder."""
-    install()
-    previous, _Active.recorder = _Active.recorder, recorder
-    try:
-        yield
-    finally:
-        _Active.recorder = previous
-        recorder.casts.clear()
 
 
 def _apply(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
@@ -119,7 +95,7 @@ def _tell_apart(left: Tensor, right: Tensor) -> _Operands | None:
     return None if found_left is None else _Operands(right, left, found_left, True)
 
 
-def _defer_linear(recorder: CallRecorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def defer_linear(recorder: CallRecorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if not weight.requires_grad or not _plain(input, weight) or weight.dim() != 2:
         return NotImplemented
     if type(weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter) and not any_autocast():
@@ -137,7 +113,7 @@ def _defer_linear(recorder: CallRecorder, input: Tensor, weight: Tensor, bias: T
     return NotImplemented if deferral is None else _linear(input, _anchor(input), deferral)
 
 
-def _defer_matmul(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
+def defer_matmul(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     """Fold a batch as torch's matmul does where the matrix needs a gradient, so that one product is left."""
     if len(args) != 2 or kwargs or not _plain(*args):
         return NotImplemented
@@ -151,7 +127,7 @@ def _defer_matmul(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     if weight.dim() == 3 and x.dim() == 3 and x.shape[0] == weight.shape[0]:
         return _batched_product(x, _anchor(x), deferral)
     if weight.dim() != 2 or x.dim() < 3:
-        return _defer_call(torch.matmul, True, recorder, *args)
+        return defer_call(torch.matmul, True, recorder, *args)
     rows = x.mT if weight_is_left else x
     folded = rows.reshape(-1, rows.shape[-1])
     if not weight_is_left:
@@ -161,7 +137,7 @@ def _defer_matmul(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     return torch.ops.aten._unsafe_view(output, (*rows.shape[:-1], weight.shape[0])).mT.contiguous()
 
 
-def _defer_mm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
+def defer_mm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     if len(args) != 2 or kwargs or not _plain(*args):
         return NotImplemented
     operands = _tell_apart(*recorder.casts.lower(*args))
@@ -171,11 +147,11 @@ def _defer_mm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     return _product(x, None, _anchor(x), _deferral(recorder, weight, found, options=weight_is_left))
 
 
-def _defer_addmm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
+def defer_addmm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     if len(args) != 3 or not _plain(*args):
         return NotImplemented
     if kwargs:
-        return _defer_call(torch.addmm, True, recorder, *args, **kwargs)
+        return defer_call(torch.addmm, True, recorder, *args, **kwargs)
     added, left, right = recorder.casts.lower(*args)
     operands = _tell_apart(left, right)
     if operands is None or operands.x.dim() != 2:
@@ -186,7 +162,7 @@ def _defer_addmm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     return _product(x, addend, _anchor(x, addend), deferral)
 
 
-def _defer_bmm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
+def defer_bmm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     if len(args) != 2 or kwargs or not _plain(*args):
         return NotImplemented
     operands = _tell_apart(*recorder.casts.lower(*args))
@@ -196,7 +172,7 @@ def _defer_bmm(recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     return _batched_product(x, _anchor(x), _deferral(recorder, weight, found, options=weight_is_left))
 
 
-def _defer_embedding(
+def defer_embedding(
     recorder: CallRecorder,
     input: Tensor,
     weight: Tensor,
@@ -216,7 +192,7 @@ def _defer_embedding(
     return _embedding(input, _ANCHOR, _deferral(recorder, weight, found, options=(padding, scale_grad_by_freq, sparse)))
 
 
-def _defer_convolution(
+def defer_convolution(
     original: Callable[..., Tensor],
     recorder: CallRecorder,
     input: Tensor,
@@ -230,7 +206,7 @@ def _defer_convolution(
     if not weight.requires_grad or not _plain(input, weight):
         return NotImplemented
     if isinstance(padding, str) or input.dim() != weight.dim():
-        return _defer_call(original, True, recorder, input, weight, bias, stride, padding, dilation, groups)
+        return defer_call(original, True, recorder, input, weight, bias, stride, padding, dilation, groups)
     input, weight, bias = recorder.casts.lower(input, weight, bias)
     found = find_weight(weight)
     if found is None:
@@ -243,7 +219,7 @@ def _defer_convolution(
     return NotImplemented if deferral is None else _convolution(input, _anchor(input), deferral)
 
 
-def _defer_grouped(
+def defer_grouped(
     original: Callable[..., Tensor],
     recorder: CallRecorder,
     input: Tensor,
@@ -260,7 +236,7 @@ def _defer_grouped(
     return _grouped_product(input, _anchor(input), _deferral(recorder, weight, found, options=(original, offs)))
 
 
-def _defer_looped_grouped(
+def defer_looped_grouped(
     original: Callable[..., Tensor], recorder: CallRecorder, input: Tensor, weight: Tensor, offs: Tensor
 ) -> Any:
     if not weight.requires_grad or not _plain(input, weight):
@@ -271,7 +247,7 @@ def _defer_looped_grouped(
     return _looped_grouped_product(input, _anchor(input), _deferral(recorder, weight, found, options=(original, offs)))
 
 
-def _defer_call(original: Callable[..., Any], lowers: bool, recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
+def defer_call(original: Callable[..., Any], lowers: bool, recorder: CallRecorder, *args: Any, **kwargs: Any) -> Any:
     """Defer any operator through a small graph of its own.
 
     Args:
@@ -299,96 +275,3 @@ def _defer_call(original: Callable[..., Any], lowers: bool, recorder: CallRecord
     targets = tuple(found.target for found in weights.values())
     anchor = None if activations else _ANCHOR
     return _call(anchor, recorder, targets, call, saved_by_hooks(), *(leaves[i] for i in activations))
-
-
-def _wrap(name: str, original: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """The wrapper of one entry point: to the handler while recording, to the original where the handler declines."""
-    is_grad_enabled, is_compiling = torch.is_grad_enabled, torch.compiler.is_compiling
-    in_functorch = torch._C._are_functorch_transforms_active
-
-    @functools.wraps(original)
-    def entry(*args: Any, **kwargs: Any) -> Any:
-        recorder = _Active.recorder
-        if recorder is None or not is_grad_enabled() or is_compiling() or in_functorch():
-            return original(*args, **kwargs)
-        result = handler(recorder, *args, **kwargs)
-        if result is not NotImplemented:
-            return result
-        if any(type(arg) is nn.Parameter and arg.requires_grad for arg in args):
-            recorder.note_kept(name)
-        return original(*args, **kwargs)
-
-    return entry
-
-
-def _wrap_function_apply(original: Any) -> Any:
-    """Count custom Functions that take a Parameter: they stay whole in B."""
-
-    @functools.wraps(original.__func__)
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _Active.recorder
-        if recorder is not None and any(type(arg) is nn.Parameter and arg.requires_grad for arg in args):
-            recorder.note_kept(cls.__name__)
-        return original.__func__(cls, *args, **kwargs)
-
-    return classmethod(apply)
-
-
-def _wrap_clear_cache(original: Callable[[], None]) -> Callable[[], None]:
-    @functools.wraps(original)
-    def clear_autocast_cache() -> None:
-        if _Active.recorder is not None:
-            _Active.recorder.casts.clear()
-        original()
-
-    return clear_autocast_cache
-
-
-_ABSENT = object()
-_installed: list[tuple[Any, str, Any]] = []
-
-
-def _replace(wrapper: Any, name: str, *owners: Any) -> None:
-    for owner in owners:
-        _installed.append((owner, name, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, wrapper)
-
-
-def install() -> None:
-    """Wrap the entry points; does nothing where they are wrapped already."""
-    if _installed:
-        return
-    partial = functools.partial
-    _replace(_wrap("linear", F.linear, _defer_linear), "linear", F)
-    _replace(_wrap("embedding", F.embedding, _defer_embedding), "embedding", F)
-    matmul = _wrap("matmul", torch.matmul, _defer_matmul)
-    _replace(matmul, "matmul", torch, Tensor)
-    _replace(matmul, "__matmul__", Tensor)
-    for name, handler in (("mm", _defer_mm), ("addmm", _defer_addmm), ("bmm", _defer_bmm)):
-        _replace(_wrap(name, getattr(torch, name), handler), name, torch, Tensor)
-    for name, lowers in (("baddbmm", True), ("mv", False)):
-        original = getattr(torch, name)
-        _replace(_wrap(name, original, partial(_defer_call, original, lowers)), name, torch, Tensor)
-    _replace(_wrap("einsum", torch.einsum, partial(_defer_call, torch.einsum, False)), "einsum", torch)
-    for name in ("conv1d", "conv2d", "conv3d"):
-        original = getattr(torch, name)
-        _replace(_wrap(name, original, partial(_defer_convolution, original)), name, torch, F)
-    if hasattr(torch, "_grouped_mm"):
-        original = torch._grouped_mm
-        _replace(_wrap("grouped_mm", original, partial(_defer_grouped, original)), "_grouped_mm", torch)
-    if hasattr(torch.ops.transformers, "grouped_mm_fallback"):  # there once transformers' experts are imported
-        original = torch.ops.transformers.grouped_mm_fallback
-        wrapper = _wrap("grouped_mm_fallback", original, partial(_defer_looped_grouped, original))
-        _replace(wrapper, "grouped_mm_fallback", torch.ops.transformers)
-    _replace(_wrap_clear_cache(torch.clear_autocast_cache), "clear_autocast_cache", torch)
-    _replace(_wrap_function_apply(vars(torch.autograd.Function)["apply"]), "apply", torch.autograd.Function)
-
-
-def uninstall() -> None:
-    """Put the original entry points back."""
-    while _installed:
-        owner, name, original = _installed.pop()
-        if original is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)

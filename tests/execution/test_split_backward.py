@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_zb.execution import weight_calls
+from lightning_zb.execution import entry_points
 from lightning_zb.execution.split_backward import DeferredWeights, accumulate
 from tests.execution.split_comparison import assert_same_bits, weigh
 
@@ -430,11 +430,11 @@ def test_gradients_share_no_memory():
 
 
 def test_nothing_is_wrapped_after_uninstalling():
-    weight_calls.uninstall()
+    entry_points.uninstall()
     before = F.linear, torch.matmul, torch.Tensor.__matmul__, torch.autograd.Function.apply
     with DeferredWeights().recording():
         assert F.linear is not before[0]
-    weight_calls.uninstall()
+    entry_points.uninstall()
     assert (F.linear, torch.matmul, torch.Tensor.__matmul__, torch.autograd.Function.apply) == before
     assert "__matmul__" not in vars(torch.Tensor)
 
