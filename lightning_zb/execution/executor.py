@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from torch import Tensor
 from torch.profiler import record_function
 
+from lightning_zb.execution.optimistic_step import OptimisticStep
 from lightning_zb.execution.passes import Passes
 from lightning_zb.execution.payload import Packet
-from lightning_zb.execution.program import Compute, Instruction, Message, Program, Receive, Send
+from lightning_zb.execution.program import Compute, Instruction, Message, Program, Receive, Send, Validate
 from lightning_zb.execution.protocols import ChunkRunner
 from lightning_zb.execution.statistics import Recorder, Statistics
-from lightning_zb.execution.transport import Transport
+from lightning_zb.execution.transport import PeerRestarted, Transport
 from lightning_zb.planning.schedule import PassKind
 
 
@@ -27,6 +30,7 @@ class Executor:
         transport: moves packets between devices.
         statistics: what is counted.
         recorder: takes the times of passes while profiling.
+        optimistic: the optimizer step that may still be pending when the next step begins.
     """
 
     device: int
@@ -34,9 +38,12 @@ class Executor:
     transport: Transport
     statistics: Statistics = field(default_factory=Statistics)
     recorder: Recorder | None = None
+    optimistic: OptimisticStep | None = None
     passes: Passes = field(init=False)
     _packets: dict[Message, Packet] = field(init=False, default_factory=dict)
     _results: dict[int, Any] = field(init=False, default_factory=dict)
+    _executed: Counter[PassKind] = field(init=False, default_factory=Counter)
+    _buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.passes = Passes(self.runner)
@@ -52,8 +59,18 @@ class Executor:
             forward-only); elsewhere an empty list.
         """
         self.begin(program)
-        for instruction in program.instructions[self.device]:
-            self.execute(instruction)
+        instructions = program.instructions[self.device]
+        position = 0
+        while position < len(instructions):
+            try:
+                restarts = self._validate(instructions[position])
+                if not restarts:
+                    self.execute(instructions[position])
+            except PeerRestarted:  # what it sent instead of an input it will not compute; our verdict says the same
+                restarts = self.optimistic is not None and self.optimistic.resolve()
+            position = 0 if restarts else position + 1
+            if restarts:
+                self._restart(program)
         return self.finish()
 
     def begin(self, program: Program) -> None:
@@ -62,6 +79,36 @@ class Executor:
         self.passes.begin(program, self.device)
         self._packets.clear()
         self._results.clear()
+        self._executed.clear()
+        if self.optimistic is None:
+            return
+        if program.forward_only:
+            self.optimistic.flush()
+            return
+        if self.optimistic.settle():
+            self.transport.restart()
+        self._buffers = [(b, b.clone()) for b in self.optimistic.owner.buffers()] if self.optimistic.is_pending else []
+
+    def _validate(self, instruction: Instruction) -> bool:
+        """Look at the verdict on the last optimizer step, before each pass if it is there, at the latest where it must be.
+
+        Returns:
+            Whether the step must start again.
+        """
+        if self.optimistic is None or not self.optimistic.is_pending:
+            return False
+        due = isinstance(instruction, Validate) or (isinstance(instruction, Compute) and self.optimistic.has_verdict)
+        return due and self.optimistic.resolve()
+
+    def _restart(self, program: Program) -> None:
+        """Throw away the forwards run with weights that did not stand; peers get and give what they were promised."""
+        self.transport.restart()
+        self.passes.begin(program, self.device)
+        self._packets.clear()
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
+        self.statistics.redone_forwards += self._executed.total()
+        self._executed.clear()
 
     def ready(self, instruction: Instruction) -> bool:
         """Whether `execute` would not wait."""
@@ -84,13 +131,14 @@ class Executor:
                     given = self._compute(instruction, packet)
                 if self.recorder is not None:
                     self.recorder.end(instruction.run)
-                self.statistics.passes.update(p.kind for p in instruction.covers)
+                self._executed.update(p.kind for p in instruction.covers)
                 if instruction.gives is not None and given is not None:
                     self._packets[instruction.gives] = given
 
     def finish(self) -> list[Any]:
         """End the step; the results of the last chunk in the order of microbatches."""
         self.transport.finish()
+        self.statistics.passes += self._executed
         self.statistics.steps += 1
         return [self._results[j] for j in sorted(self._results)]
 

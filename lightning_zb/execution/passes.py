@@ -140,6 +140,7 @@ class Passes:
         live.received, live.roots = [], []
         return outgoing
 
+    @torch.no_grad()  # as in any backward: a gradient with a graph would keep activations alive
     def weight(self, chunk: int, microbatch: int) -> None:
         """Run W: gradients of the chunk's parameters enter `.grad` in one engine call."""
         live = self._live.pop((chunk, microbatch))

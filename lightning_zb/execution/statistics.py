@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from lightning_zb.planning.schedule import Pass, PassKind
@@ -14,11 +14,17 @@ class Statistics:
     """Running totals of one device.
 
     Args:
-        passes: passes of the schedule executed, by kind.
+        passes: passes of the schedule executed, by kind; redone forwards are counted apart.
         wait_seconds: host seconds spent waiting for messages.
         messages: messages sent to other devices.
         sent_bytes: their bytes.
         steps: training steps run.
+        optimistic_steps: optimizer steps taken before the norm of the whole model was known.
+        rollbacks: optimistic steps undone.
+        holds: steps held back because the norms known so far already clipped, or could not have been undone.
+        redone_forwards: forwards thrown away because a step had to be amended.
+        skips: steps nobody took because a gradient was not finite.
+        switches: changes between the synchronous and the optimistic step.
     """
 
     passes: Counter[PassKind] = field(default_factory=Counter)
@@ -26,26 +32,22 @@ class Statistics:
     messages: int = 0
     sent_bytes: int = 0
     steps: int = 0
+    optimistic_steps: int = 0
+    rollbacks: int = 0
+    holds: int = 0
+    redone_forwards: int = 0
+    skips: int = 0
+    switches: int = 0
 
     def __add__(self, other: Statistics) -> Statistics:
         """Totals of two devices that one process stands for; they run the same steps."""
-        return Statistics(
-            passes=self.passes + other.passes,
-            wait_seconds=self.wait_seconds + other.wait_seconds,
-            messages=self.messages + other.messages,
-            sent_bytes=self.sent_bytes + other.sent_bytes,
-            steps=max(self.steps, other.steps),
-        )
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Statistics(**{**sums, "steps": max(self.steps, other.steps)})
 
     def as_dict(self) -> dict[str, Any]:
         """The totals under plain names."""
-        return {
-            "passes": {kind.value: self.passes[kind] for kind in PassKind if self.passes[kind]},
-            "wait_seconds": self.wait_seconds,
-            "messages": self.messages,
-            "sent_bytes": self.sent_bytes,
-            "steps": self.steps,
-        }
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**plain, "passes": {kind.value: self.passes[kind] for kind in PassKind if self.passes[kind]}}
 
 
 class Recorder(Protocol):

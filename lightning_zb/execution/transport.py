@@ -6,7 +6,7 @@ sends packets; `DistributedTransport` moves them over torch.distributed, `LocalT
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +24,10 @@ from lightning_zb.execution.statistics import Statistics
 
 class TransportError(RuntimeError):
     """A transfer failed: a peer died or timed out, or two sides disagree on a layout."""
+
+
+class PeerRestarted(Exception):
+    """A message came empty: its sender starts the step again and will send it anew."""
 
 
 class Transport(Protocol):
@@ -47,7 +51,11 @@ class Transport(Protocol):
         ...
 
     def take(self, message: Message, source: int) -> Packet:
-        """The packet of a posted message; waits for it."""
+        """The packet of a posted message; waits for it.
+
+        Raises:
+            PeerRestarted: the sender starts the step again and has never computed this message.
+        """
         ...
 
     def send(self, message: Message, destination: int, packet: Packet) -> None:
@@ -56,6 +64,14 @@ class Transport(Protocol):
 
     def arrived(self, message: Message) -> None:
         """The answer to a message came back, so its send is over: free it."""
+        ...
+
+    def restart(self) -> None:
+        """Start the step again, leaving nothing under way that belongs to what was thrown away.
+
+        Peers count on every message this device sends before its validation point, and have sent theirs or will send
+        something in their place: the rest of ours goes out empty, all of theirs are received and dropped.
+        """
         ...
 
     def finish(self) -> None:
@@ -109,11 +125,16 @@ class DistributedTransport:
     _sending: dict[Message, _Sending] = field(default_factory=dict)
     _sent_before: list[_Sending] = field(default_factory=list)
     _headers: list[tuple[Any, Tensor]] = field(default_factory=list)
+    _num_posted: Counter[int] = field(default_factory=Counter)
+    _num_sent: Counter[int] = field(default_factory=Counter)
 
     def begin(self, program: Program, signatures: Sequence[Hashable]) -> None:
         self._program, self._signatures = program, signatures
+        self._num_posted.clear()
+        self._num_sent.clear()
 
     def post(self, message: Message, source: int) -> None:
+        self._num_posted[source] += 1
         self._requested.setdefault(source, deque()).append(message)
         self._post_known(source)
 
@@ -123,12 +144,14 @@ class DistributedTransport:
     def take(self, message: Message, source: int) -> Packet:
         while message not in self._posted:  # a message before it, or it, has a layout not yet negotiated
             first = self._requested[source][0]
-            self._layouts[self._key(first)] = self._receive_header(first, source)
+            layout = self._receive_header(first, source)
+            if layout is None:
+                self._requested[source].popleft()
+                raise PeerRestarted
+            self._layouts[self._key(first)] = layout
             self._post_known(source)
         posted = self._posted.pop(message)
-        with self._naming(f"waiting for {message}", source):
-            for work in posted.works:
-                work.wait()
+        self._wait_received(message, source, posted)
         restored = [
             layout.restore(self._to_device(buffer))
             for layout, buffer in zip(posted.layout.tensors, posted.buffers, strict=True)
@@ -151,6 +174,7 @@ class DistributedTransport:
             for layout, tensor in zip(packet.layout.tensors, packet.tensors, strict=True):
                 self._isend(sending, layout.contiguous_view(tensor))
         self._sending[message] = sending
+        self._num_sent[destination] += 1
         self.statistics.messages += 1
         self.statistics.sent_bytes += packet.layout.num_bytes
 
@@ -158,6 +182,25 @@ class DistributedTransport:
         sending = self._sending.pop(message, None)
         if sending is not None:
             self._wait_for([sending])
+
+    def restart(self) -> None:
+        assert self._program is not None
+        here = self.channels.device
+        for (source, destination), messages in self._program.sequences.items():
+            if source == here:
+                for message in messages[self._num_sent[destination] : self._program.committed[source, destination]]:
+                    self._send_nothing(message, destination)
+        for (source, destination), messages in self._program.sequences.items():
+            if destination == here:
+                promised = messages[: self._program.committed[source, destination]]
+                for message in promised[self._num_posted[source] :]:
+                    self.post(message, source)
+                for message in promised:
+                    self._drop(message, source)
+        self._sent_before += self._sending.values()
+        self._sending = {}
+        self._num_posted.clear()
+        self._num_sent.clear()
 
     def finish(self) -> None:
         self._wait_for(self._sent_before)
@@ -186,6 +229,37 @@ class DistributedTransport:
                 works = [dist.irecv(buffer, src=rank, group=group) for buffer in buffers]
             self._posted[message] = _Posted(layout, buffers, works)
 
+    def _drop(self, message: Message, source: int) -> None:
+        """Receive a message, if it was not taken before, for nothing."""
+        while message in self._requested[source]:
+            first = self._requested[source][0]
+            layout = self._receive_header(first, source)
+            if layout is None:
+                self._requested[source].popleft()
+            else:
+                self._layouts[self._key(first)] = layout
+            self._post_known(source)
+        posted = self._posted.pop(message, None)
+        if posted is not None:
+            self._wait_received(message, source, posted)
+
+    def _send_nothing(self, message: Message, destination: int) -> None:
+        """Send zeros in place of a message, or, where its layout was never negotiated, a header that says so."""
+        layout = self._layouts.get(self._key(message))
+        if layout is None:
+            self._send_header(message, destination, None)
+            return
+        sending = _Sending(message, destination, [], [])
+        with self._naming(f"sending {message} empty", destination):
+            for tensor in layout.tensors:
+                self._isend(sending, tensor.empty(self.channels.buffer_device).zero_())
+        self._sent_before.append(sending)
+
+    def _wait_received(self, message: Message, source: int, posted: _Posted) -> None:
+        with self._naming(f"waiting for {message}", source):
+            for work in posted.works:
+                work.wait()
+
     def _isend(self, sending: _Sending, tensor: Tensor) -> None:
         group, rank = self.channels.outgoing(sending.destination)
         buffer = tensor.to(self.channels.buffer_device)
@@ -201,18 +275,21 @@ class DistributedTransport:
                 for work in sending.works:
                     work.wait()
 
-    def _send_header(self, message: Message, destination: int, layout: Layout) -> None:
-        data = torch.frombuffer(bytearray(layout.to_bytes()), dtype=torch.uint8)
+    def _send_header(self, message: Message, destination: int, layout: Layout | None) -> None:
+        """Send a layout, size first; size 0 stands for a message that will not come."""
+        data = torch.tensor(list(layout.to_bytes() if layout is not None else b""), dtype=torch.uint8)
         rank = self.channels.ranks[destination]
         with self._naming(f"sending the layout of {message}", destination):
-            for tensor in (torch.tensor([len(data)]), data):
+            for tensor in (torch.tensor([len(data)]), data)[: 1 + (layout is not None)]:
                 self._headers.append((dist.isend(tensor, dst=rank, group=self.channels.control), tensor))
 
-    def _receive_header(self, message: Message, source: int) -> Layout:
+    def _receive_header(self, message: Message, source: int) -> Layout | None:
         size = torch.zeros(1, dtype=torch.int64)
         rank = self.channels.ranks[source]
         with self._naming(f"waiting for the layout of {message}", source):
             dist.recv(size, src=rank, group=self.channels.control)
+            if not size:
+                return None
             data = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(data, src=rank, group=self.channels.control)
         return Layout.from_bytes(data.numpy().tobytes())
@@ -253,6 +330,9 @@ class LocalTransport:
         self.statistics.sent_bytes += packet.layout.num_bytes
 
     def arrived(self, message: Message) -> None:
+        pass
+
+    def restart(self) -> None:
         pass
 
     def finish(self) -> None:

@@ -75,16 +75,19 @@ def whole(schedule: Schedule) -> Schedule:
 
 
 class Block(nn.Module):
-    """Norm, two linear layers with a nonlinearity, residual."""
+    """Norm, two linear layers with a nonlinearity, residual; in training it counts its calls and depends on the count."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+        if self.training and torch.is_grad_enabled():
+            self.calls.add_(1)
+        return x * (1 + self.calls / 1024) + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
 
 
 class Model(nn.Module):

@@ -1,0 +1,118 @@
+"""Optimistic steps leave the bits of synchronous ones, whatever clips, restarts or flushes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_zb.planning.placement import Placement, cyclic, wave
+from lightning_zb.planning.schedule import Schedule
+from tests.execution.post_validation import Case, train_alone, train_pipeline
+from tests.execution.processes import run_processes
+
+pytestmark = pytest.mark.distributed
+
+CLIPS, PASSES = 4.0, 0.05  # norms are about the scale
+ALTERNATING = (PASSES, 1.2, PASSES, PASSES, CLIPS, 1.3, PASSES, 1.4)
+RANDOM = (0.8, 1.1, 1.0, 1.3, 0.9, 1.2, 0.6, 1.05, 1.15, 1.25, 0.95, 0.7)  # early devices often do not see that it clips
+
+
+def same_state(one, other):
+    assert set(one) == set(other)
+    for key, value in one.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, other[key]), key
+        else:
+            assert value == other[key], key
+
+
+def compare(case, results):
+    """Every rank's weights, optimizer state, buffers, losses and outputs against one process; the summed counters."""
+    alone = train_alone(case)
+    seen = set()
+    for rank, result in enumerate(results):
+        seen |= set(result["weights"])
+        for name, weight in result["weights"].items():
+            assert torch.equal(weight, alone["weights"][name]), (rank, name)
+            same_state(result["state"][name], alone["state"][name])
+        for chunk in case.placement.chunks_of(rank):
+            name = f"blocks.{chunk}.calls"
+            assert torch.equal(result["calls"][name], alone["calls"][name]), (rank, name)
+        assert result["lr"] == alone["lr"]
+        if rank == case.placement.devices[-1]:
+            for got, want in zip(result["losses"], alone["losses"], strict=True):
+                assert all(map(torch.equal, got, want))
+            for got, want in zip(result["outputs"], alone["outputs"], strict=True):
+                assert all(map(torch.equal, got, want))
+    assert seen == alone["trained"]
+    names = ("optimistic_steps", "rollbacks", "holds", "redone_forwards", "skips", "switches")
+    counters = {name: sum(r["statistics"][name] for r in results) for name in names}
+    print(counters)
+    passes = [sum(r["statistics"]["passes"].get(k, 0) for r in results) for k in "FBW"]
+    steps = sum(case.count(s) for s in range(len(case.scales)))
+    evaluated = sum(case.count(s) for s in case.evaluations)
+    assert passes == [case.placement.num_chunks * (steps + evaluated), *[case.placement.num_chunks * steps] * 2]
+    return counters
+
+
+HAND = Schedule.parse(
+    [
+        ["F0.0", "F2.0", "B2.0", "F0.1", "F2.1", "B2.1", "B0.0", "B0.1", "W2.0", "W2.1", "W0.0", "W0.1"],
+        ["F1.0", "F1.1", "B1.0", "B1.1", "W1.0", "W1.1"],
+    ]
+)
+
+CASES = {
+    "never": Case(wave(2), (PASSES,) * 5),
+    "always": Case(wave(2), (CLIPS,) * 4),
+    "first": Case(wave(2), (CLIPS, CLIPS, PASSES, PASSES, PASSES)),
+    "alternating": Case(wave(2), ALTERNATING, jitter=True, uneven=True, options={"tied": True}),
+    "random": Case(wave(4), RANDOM, 70.0, late=True, jitter=True, uneven=True, options={"nested": True}),
+    "sequential": Case(cyclic(2), ALTERNATING, optimizer="nesterov", jitter=True),
+    "four": Case(cyclic(4), RANDOM, 0.6, optimizer="amsgrad", late=True),
+    "interleaved": Case(cyclic(2, 2), ALTERNATING, optimizer="adagrad", uneven=True),
+    "few": Case(wave(4), ALTERNATING, counts=(6, 3, 1, 2, 6, 1, 4, 6), jitter=True),
+    "hand": Case(Placement((0, 1, 0), 2), ALTERNATING, counts=(2,) * 8, schedule=HAND, jitter=True),
+    "nan": Case(wave(4), (PASSES,) * 7, nan=((1, 1), (3, 3), (0, 5)), late=True),
+    "nan-and-clip": Case(wave(2), ALTERNATING, nan=((1, 1), (0, 2), (1, 6))),
+    "flush": Case(wave(4), ALTERNATING, flushes=((1, 1), (3, 1), (0, 3), (2, 4), (1, 4), (0, 7)), jitter=True),
+    "evaluate": Case(wave(2), ALTERNATING, evaluations=(1, 2, 5), uneven=True),
+    "frozen": Case(wave(2), ALTERNATING, options={"frozen": True}),
+    "auto": Case(wave(2), (CLIPS, *(PASSES,) * 11, CLIPS, PASSES), mode="auto"),
+    "off": Case(wave(2), ALTERNATING, mode="off", nan=((1, 2),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_those_of_clipping_at_once(name):
+    case = CASES[name]
+    counters = compare(case, run_processes(train_pipeline, case.placement.num_devices, case, timeout=90))
+    if name == "never":
+        assert counters["optimistic_steps"] == 5
+        assert counters["rollbacks"] == counters["redone_forwards"] == counters["holds"] == 0
+    elif name == "off":
+        assert counters["optimistic_steps"] == 0
+    elif name == "auto":
+        assert counters["switches"] == 2
+        assert counters["optimistic_steps"] == 4
+    else:
+        assert counters["rollbacks"] + counters["holds"] > 0
+    if name in ("random", "four", "nan", "few", "flush"):
+        assert counters["rollbacks"] > 0
+    if name in ("random", "four", "nan"):
+        assert counters["redone_forwards"] > 0
+    if "nan" in name:
+        assert counters["skips"] == len(case.nan) * case.placement.num_devices
+
+
+def test_in_place_rollback_stays_close():
+    """Inverse arithmetic is not bitwise; how far it drifts over 40 steps with several rollbacks."""
+    nan = tuple((3, step) for step in range(4, 40, 5))  # only the last device knows, so three roll back
+    case = Case(wave(4), (PASSES,) * 40, mode="inplace", optimizer="adam", nan=nan)
+    results = run_processes(train_pipeline, 4, case, timeout=90)
+    alone = train_alone(case)
+    worst = max(float((w - alone["weights"][n]).abs().max()) for r in results for n, w in r["weights"].items())
+    rollbacks = sum(r["statistics"]["rollbacks"] for r in results)
+    print(f"worst error of a weight after 40 steps with {rollbacks} rollbacks: {worst:.1e}")
+    assert rollbacks == 3 * len(nan)
+    assert worst < 1e-5
