@@ -102,8 +102,8 @@ class StepRunner:
         return self._finish(microbatch, result)
 
     def signature(self, microbatch: int) -> Hashable:
-        """Shapes and dtypes of the microbatch's tensors."""
-        return tuple((tuple(t.shape), t.dtype) for t in tensors_of(self._microbatches[microbatch]))
+        """The step method, and shapes and dtypes of the microbatch's tensors."""
+        return self._method, tuple((tuple(t.shape), t.dtype) for t in tensors_of(self._microbatches[microbatch]))
 
     def shared_parameters(self) -> dict[nn.Parameter, tuple[int, ...]]:
         """Parameters used by several chunks of this device, with those chunks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,13 +98,13 @@ class Pipeline:
         return found
 
     def _forward_backward(self, microbatch: int) -> None:
-        received: list[list[Tensor]] = []
+        received: list[_Gradients] = []
         sent: list[list[Tensor]] = []
         payload = None
         for chunk, device in enumerate(self.placement.devices):
             leaves, spec = tree_flatten(payload)
             fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
-            received.append([x for x in fresh if isinstance(x, Tensor)])
+            received.append(_Gradients([x for x in fresh if isinstance(x, Tensor)]))
             payload = self.devices[device].runner.forward(chunk, microbatch, tree_unflatten(fresh, spec))
             sent.append([x for x in tree_flatten(payload)[0] if isinstance(x, Tensor)])
         gradients: list[Tensor | None] = [None]
@@ -114,7 +115,17 @@ class Pipeline:
                 pairs = [(x, g) for x, g in zip(sent[chunk], gradients, strict=True) if x.requires_grad and g is not None]
                 if pairs:
                     torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
-            gradients = [x.grad for x in received[chunk]]
+            gradients = received[chunk].values
+
+
+class _Gradients:
+    """Gradients of received leaves as autograd hands them over; `.grad` would copy them to the leaf's strides."""
+
+    def __init__(self, leaves: list[Tensor]) -> None:
+        self.values: list[Tensor | None] = [None] * len(leaves)
+        for i, leaf in enumerate(leaves):
+            if leaf.requires_grad:
+                leaf.register_hook(functools.partial(self.values.__setitem__, i))
 
 
 def plain_losses(
