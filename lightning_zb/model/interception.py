@@ -44,6 +44,22 @@ def _refuse_bypass(gradient: Tensor) -> None:
     )
 
 
+class _HandOver(torch.autograd.Function):
+    """The received leaf as a tensor that is no leaf, so that layers and the code around them may change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, received: Tensor) -> Tensor:
+        return received.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _handed_over(value: Any) -> Any:
+    return _HandOver.apply(value) if isinstance(value, Tensor) and value.requires_grad else value
+
+
 class Pass:
     """State of one running pass: F of a chunk on a microbatch.
 
@@ -79,18 +95,17 @@ class Pass:
         self._caller = caller
         self._pending: Any = None
 
-    def stand_in(self, like: Tensor, *, writable: bool = False) -> Tensor:
+    def stand_in(self, like: Tensor) -> Tensor:
         """Zeros (without gradients: NaN) in place of a tensor that this device does not compute.
 
         Args:
             like: gives shape, dtype and device.
-            writable: whether the user's code may change it in place; takes memory, else all elements are one.
         """
         if not (like.is_floating_point() or like.is_complex()):
             zeros = torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
         else:
             zeros = self._sentinel(like.device).to(like.dtype).expand(like.shape)
-        return zeros.clone(memory_format=torch.contiguous_format) if writable else zeros
+        return zeros.clone(memory_format=torch.contiguous_format)  # the user's code may change it in place
 
     def _sentinel(self, device: torch.device) -> Tensor:
         if device not in self._sentinels:
@@ -125,7 +140,7 @@ class Pass:
         if position == 0 and self.stubbing:
             self.stubbing = False
             self._side_channels.inject(self._side)
-            args, kwargs = _with_first_tensor(args, kwargs, self._value)
+            args, kwargs = _with_first_tensor(args, kwargs, _handed_over(self._value))
         if self._streams is None:
             value = layer.original(*args, **kwargs)
         else:
@@ -171,7 +186,7 @@ class Pass:
         self._inside_checkpoint()
         self.stubbing = False
         self._side_channels.inject(self._side)
-        return self._value
+        return tree_map(_handed_over, self._value)
 
     def _pass_through(self) -> Any:
         if self._stand_in is None:

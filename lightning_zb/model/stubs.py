@@ -98,7 +98,7 @@ class _Outside:
         if running is None or not running.stubbing or self.stubs.probing:
             return self.original(*args, **kwargs)
         likes = self._likes(args, kwargs)
-        return tree_map(lambda x: running.stand_in(x, writable=True) if isinstance(x, Tensor) else x, likes)
+        return tree_map(lambda x: running.stand_in(x) if isinstance(x, Tensor) else x, likes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
         return copy.deepcopy(self.original, memo)

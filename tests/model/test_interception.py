@@ -91,6 +91,15 @@ def between(self, x):
     return x
 
 
+def in_place(self, x):
+    x = self.embed(x)
+    x += 0.5
+    for layer in self.layers:
+        x = layer(x)
+        x *= 0.5
+    return x.add_(1.0)
+
+
 def data_residual(self, x):
     """The input batch itself may be used anywhere: every device has it."""
     return plainly(self, x) + x
@@ -105,7 +114,7 @@ def enumerated_slice(self, x):
 
 @pytest.mark.parametrize("counts", [[2, 1, 1, 2], [1, 2, 2, 1], [3, 3]])
 @pytest.mark.parametrize(
-    "body", [swallowing, failing_on_unwinding, excepting, in_contexts, between, data_residual, enumerated_slice]
+    "body", [swallowing, failing_on_unwinding, excepting, in_contexts, between, in_place, data_residual, enumerated_slice]
 )
 def test_user_code_around_the_layers(body, counts):
     assert_bitwise(Step(body), vectors(2), counts, wave(len(counts) // 2))
