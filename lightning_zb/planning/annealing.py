@@ -173,8 +173,6 @@ def _measure(instance, state, own_start):
 @njit(cache=True)
 def _rebuild(instance, state, own_start):
     """All starts, tails, places and memory from the order alone."""
-    n, m = len(instance.device), instance.num_microbatches
-    nm = n * m
     ends = np.empty(len(instance.chunk_start) - 1)
     start_times(instance, state.order, state.start, ends)
     for d in range(len(ends)):
@@ -333,7 +331,7 @@ def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, critic
                 y = state.order[high + 1]
                 _push(heap, state.start[y], y)
             for i in range(kept, count):
-                _push_followers(instance, state, heap, changed[i], low, high)
+                _push_followers(instance, state, heap, changed[i])
             while heap.size[0] > 0:
                 y = _pop(heap)
                 begin = _earliest(instance, state, y)
@@ -348,7 +346,7 @@ def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, critic
                 z = state.place[y] + 1
                 if z < instance.offset[instance.device[(y % nm) // m] + 1]:
                     _push(heap, state.start[state.order[z]], state.order[z])
-                _push_followers(instance, state, heap, y, 0, -1)
+                _push_followers(instance, state, heap, y)
         if not refused:
             worst, mean = state.cost[0], state.cost[1]
             _measure(instance, state, own_start)
@@ -390,8 +388,8 @@ def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, critic
 
 
 @njit(cache=True, inline="always")
-def _push_followers(instance, state, heap, y, low, high):
-    """Put what depends on a pass into the heap, except what stands at the places low..high right behind it."""
+def _push_followers(instance, state, heap, y):
+    """Put what waits for a pass, apart from its successor on the device, into the heap."""
     n, m = len(instance.device), instance.num_microbatches
     nm = n * m
     kind = y // nm
@@ -407,8 +405,6 @@ def _push_followers(instance, state, heap, y, low, high):
 @njit(cache=True)
 def _update_tails(instance, state, heap, low, high, own_start):
     """Propagate tails backwards from a moved stretch until nothing changes; latest passes first."""
-    n, m = len(instance.device), instance.num_microbatches
-    nm = n * m
     for i in range(low, high + 1):
         y = state.order[i]
         _push_leaders(instance, state, heap, y)

@@ -98,16 +98,16 @@ def list_schedule(instance, clock, urgency, period, patience, reserve, order):
                     if score < best:
                         best, best_kind, best_chunk, best_begin = score, 0, c, begin + wait
             j = following[1, c]
-            if j < following[0, c] and (c == n - 1 or end[nm + (c + 1) * m + j] >= 0.0):
-                if held[d] + instance.stash[c] - instance.activation[c] <= instance.limit[d]:
-                    arrival = 0.0
-                    if c < n - 1:
-                        middle = clock.first_middle <= j < clock.last_middle
-                        arrival = end[nm + (c + 1) * m + j] + (clock.middle_lag[1, c] if middle else clock.edge_lag[1, c])
-                    wait = max(0.0, arrival - begin)
-                    score = urgency[1, c] + j * period + patience * wait
-                    if score < best:
-                        best, best_kind, best_chunk, best_begin = score, 1, c, begin + wait
+            admitted = held[d] + instance.stash[c] - instance.activation[c] <= instance.limit[d]
+            if admitted and j < following[0, c] and (c == n - 1 or end[nm + (c + 1) * m + j] >= 0.0):
+                arrival = 0.0
+                if c < n - 1:
+                    middle = clock.first_middle <= j < clock.last_middle
+                    arrival = end[nm + (c + 1) * m + j] + (clock.middle_lag[1, c] if middle else clock.edge_lag[1, c])
+                wait = max(0.0, arrival - begin)
+                score = urgency[1, c] + j * period + patience * wait
+                if score < best:
+                    best, best_kind, best_chunk, best_begin = score, 1, c, begin + wait
             j = following[2, c]
             if j < following[1, c]:
                 score = urgency[2, c] + j * period

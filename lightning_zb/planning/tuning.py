@@ -12,6 +12,7 @@ from lightning_zb.planning.random_stream import bell, below, uniform
 # Layout of a parameter vector: these six, then a base and a slope for each kind and level, in periods at eight devices
 # (the time a microbatch stays in flight grows with the number of devices, and so do the differences of urgency).
 PATIENCE, RESERVE, CLOCK, FIRST_MIDDLE, TAIL, MIDDLE_LAG, HEAD = range(7)
+NUM_CLOCKS = 4
 
 
 def num_levels(instance: Instance) -> int:
@@ -23,7 +24,7 @@ def clock_durations(instance: Instance) -> np.ndarray:
     """Candidate clocks: the true durations, then durations rounded to multiples of a half, third and quarter of F.
 
     Returns:
-        Seconds, shape (4, 3, chunks). Where chunks differ, the mean F is the yardstick.
+        Seconds, shape (NUM_CLOCKS, 3, chunks). Where chunks differ, the mean F is the yardstick.
     """
     mean = instance.duration[0].mean()
     if mean <= 0.0:

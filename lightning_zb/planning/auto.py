@@ -1,0 +1,220 @@
+"""`schedule="auto"`: choose the placement and the order of an even partition.
+
+Lower bounds rank the placements and rule out those that cannot win; the rest compete for work units, and every time the
+better half goes on. Which steps there are depends on the seed alone, the effort only says how far to go, so more effort
+never gives a worse plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lightning_zb.planning.bounds import Objective
+from lightning_zb.planning.budget import activation_limits, fits, infeasible
+from lightning_zb.planning.builders.greedy import smallest_limits
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.partitioning import make_partition
+from lightning_zb.planning.placement import Partition, Placement, cyclic, wave
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.planner import assemble_plan
+from lightning_zb.planning.registry import PlanRequest, Problem, SearchSpec, find_schedule, register
+from lightning_zb.planning.search import Searcher
+
+DEFAULT_EFFORT = 28
+"""Work units of `auto`, over all placements; see `search.DEFAULT_EFFORT` for what a unit is."""
+
+MOST_CHUNKS_PER_DEVICE = 8  # more transfers than that never paid at the costs of the papers
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A placement and the search for its order.
+
+    Args:
+        name: in words, such as `wave-4`.
+        partition: layers to chunks.
+        problem: what is to be ordered.
+        searcher: the search.
+    """
+
+    name: str
+    partition: Partition
+    problem: Problem
+    searcher: Searcher
+
+
+def candidate_placements(num_devices: int, num_layers: int) -> dict[str, Placement]:
+    """Sequential, V, waves and cyclic placements of as many chunks per device as the layers allow.
+
+    Args:
+        num_devices: devices of the pipeline.
+        num_layers: stacked layers.
+    """
+    most = max(1, min(MOST_CHUNKS_PER_DEVICE, num_layers // num_devices))
+    placements = {"sequential": cyclic(num_devices)}
+    if num_devices == 1:
+        return placements
+    for v in range(2, most + 1):
+        placements[f"wave-{v}"] = wave(num_devices, v)
+    for v in range(2, most + 1):
+        placements[f"cyclic-{v}"] = cyclic(num_devices, v)
+    return placements
+
+
+def find_best(
+    candidates: list[Candidate], effort: int = DEFAULT_EFFORT, deadline: float | None = None, warm: bool = True
+) -> Candidate:
+    """Search several placements at once.
+
+    Args:
+        candidates: at least one.
+        effort: work units over all of them.
+        deadline: `time.perf_counter()` after which no step may end, judged by the speed of those before.
+        warm: whether to begin with the schedules by name.
+
+    Returns:
+        The candidate of least value; its searcher holds the order.
+    """
+    best: Candidate | None = None
+    spent = 0
+    for candidate, units in _steps(candidates):
+        if best is not None:
+            if candidate.searcher.bound.seconds >= best.searcher.value:
+                continue
+            if spent + units > effort or (deadline is not None and time.perf_counter() > deadline):
+                break
+        searcher = candidate.searcher
+        if units == 0:
+            if warm:
+                _offer_named(candidate)
+            searcher.begin()
+        else:
+            before = searcher.units
+            searcher.advance(before + units, deadline)
+            spent += searcher.units - before
+        if best is None or searcher.value < best.searcher.value:
+            best = candidate
+        if best.searcher.optimal and best.searcher.bound.seconds <= min(c.searcher.bound.seconds for c in candidates):
+            break
+    assert best is not None
+    return best
+
+
+def _steps(candidates: list[Candidate]) -> Iterator[tuple[Candidate, int]]:
+    """What to do next: a candidate and the units to give it, 0 for its first plan.
+
+    The V comes first, for a plan no worse than zb-v at once; then the others, the most promising bound first. Then the
+    better half of what remains, again and again, each time with twice the units of the round before.
+    """
+    by_bound = sorted(candidates, key=lambda c: (c.name != "wave-2", c.searcher.bound.seconds))
+    for candidate in by_bound:
+        yield candidate, 0
+    remaining = by_bound
+    size = 1
+    while True:
+        value = min(c.searcher.value for c in remaining)
+        remaining = sorted(
+            (c for c in remaining if c.searcher.bound.seconds < value),
+            key=lambda c: (c.searcher.value, c.searcher.bound.seconds),
+        )
+        remaining = remaining[: max(2, len(remaining) // 2)] if size < 8 else remaining[:2]
+        if not remaining:
+            return
+        for candidate in remaining:
+            yield candidate, 2 * size
+        size *= 2
+
+
+def _offer_named(candidate: Candidate) -> None:
+    """Warm starts: the schedules by name that belong to the placement, where they fit."""
+    names = {"wave-2": ("zb-v", "v-half", "v-min"), "sequential": ("zb",)}.get(candidate.name, ())
+    for name in names:
+        spec = find_schedule(name)
+        assert not isinstance(spec, SearchSpec)
+        candidate.searcher.offer(spec.build(candidate.problem))
+        if candidate.searcher.optimal:
+            return
+
+
+def _plan(request: PlanRequest) -> Plan:
+    options = dict(request.options)
+    objective = Objective(options.pop("objective", Objective.STEP_TIME))
+    effort, seed = int(options.pop("effort", DEFAULT_EFFORT)), int(options.pop("seed", 0))  # type: ignore[call-overload]
+    seconds = options.pop("seconds", None)
+    if options:
+        raise ValueError(
+            f"schedule 'auto' has no options {', '.join(sorted(options))}; it has objective, effort, seed, seconds"
+        )
+    started = time.perf_counter()
+    candidates = make_candidates(request, seed, objective)
+    deadline = None if seconds is None else started + float(seconds)  # type: ignore[arg-type]
+    best = find_best(candidates, effort, deadline)
+    result = best.searcher.result()
+    other = min((c.searcher.bound.seconds for c in candidates if c is not best), default=result.bound.seconds)
+    return assemble_plan(
+        "auto",
+        best.problem,
+        best.partition,
+        result.schedule,
+        seconds=time.perf_counter() - started,
+        status=result.outcome,
+        lower_bound=result.bound.seconds if objective is Objective.STEP_TIME else None,
+        reason=(
+            f"placement {best.name} of {', '.join(c.name for c in candidates)}; its {result.bound.name} bound on device "
+            f"{result.bound.device} is {result.bound.seconds:.6g} s of {objective.value} {result.value:.6g} s, "
+            f"the least bound of the others {other:.6g} s"
+        ),
+    )
+
+
+def make_candidates(request: PlanRequest, seed: int, objective: Objective) -> list[Candidate]:
+    """The placements of a request that its memory allows, each with its search.
+
+    Raises:
+        InfeasibleBudget: no placement fits; says the smallest budget that would do for the one that needs least.
+    """
+    costs, budget = request.costs, request.memory_budget
+    if request.placement is not None:
+        placements = {"given": request.placement}
+    else:
+        placements = candidate_placements(request.num_devices, costs.num_stacked_layers)
+    candidates, failures = [], []
+    for name, placement in placements.items():
+        partition = _partition(request.partition, costs, placement)
+        if partition is None:
+            continue
+        limits = activation_limits(budget, costs, partition, placement)  # type: ignore[arg-type]
+        problem = Problem(placement, costs.chunks(partition), costs, request.num_microbatches, limits)
+        least = smallest_limits(problem)
+        if not fits(least, limits):
+            failures.append(
+                (max(a - b for a, b in zip(least, limits, strict=True)), budget, least, costs, partition, placement)
+            )
+            continue
+        searcher = Searcher(
+            placement, problem.chunk_costs, costs, request.num_microbatches, problem.limits, seed=seed, objective=objective
+        )
+        candidates.append(Candidate(name, partition, problem, searcher))
+    if not candidates:
+        _, failed_budget, least, *where = min(failures, key=lambda f: f[0])
+        raise infeasible(failed_budget, least, "one microbatch", *where)  # type: ignore[arg-type]
+    return candidates
+
+
+def _partition(spec: object, costs: CostModel, placement: Placement) -> Partition | None:
+    """The partition for a placement, or None where explicit counts belong to another number of chunks."""
+    if not isinstance(spec, str) and len(spec) != placement.num_chunks:  # type: ignore[arg-type]
+        return None
+    return make_partition(spec, costs, placement)  # type: ignore[arg-type]
+
+
+register(
+    SearchSpec(
+        name="auto",
+        plan=_plan,
+        assumption="any costs; tries sequential, V, wave and cyclic placements",
+        memory="the given limit; what the devices have by default",
+    )
+)

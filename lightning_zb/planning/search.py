@@ -1,0 +1,246 @@
+"""Memory-limited search: from a placement and costs to the best order that can be found.
+
+Rounds of growing size alternate between tuning the list scheduler and annealing the best order. Which rounds there are
+and what they do depends on the seed alone; effort only says how far to go. Hence a seed and an effort give the same plan
+on any machine, and more effort never gives a worse one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_zb.planning.annealing import anneal, positive
+from lightning_zb.planning.bounds import Bound, Objective, lower_bound
+from lightning_zb.planning.costs import ChunkCost, CostModel
+from lightning_zb.planning.instance import (
+    Instance,
+    build_instance,
+    fits_memory,
+    from_schedule,
+    minimum_memory,
+    serial_order,
+    span_cost,
+    start_times,
+    to_schedule,
+)
+from lightning_zb.planning.placement import Placement
+from lightning_zb.planning.plan import PlanStatus
+from lightning_zb.planning.random_stream import new_stream
+from lightning_zb.planning.schedule import Schedule
+from lightning_zb.planning.simulation import tabulate
+from lightning_zb.planning.timeline import steady_period
+from lightning_zb.planning.tuned import starting_parameters
+from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, clock_durations, default_parameters, tune
+
+DEFAULT_EFFORT = 14
+"""Work units of a search: two rounds each of 1, 2 and 4 units. A unit is about 0.15 s on one core of 2024 for up to 6,000
+passes, and grows with the number of passes to the power 0.6."""
+
+_PASSES_PER_UNIT = 1_500_000  # passes that the list scheduler places
+_MOVES_PER_PASS = 0.035  # a move of the annealer costs as much as placing some thirty passes
+_KEPT_VECTORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found.
+
+    Args:
+        schedule: the best order.
+        value: its step_time, period or makespan in seconds, as asked for.
+        outcome: optimal where the value meets the bound.
+        bound: the strongest lower bound of that figure, with the device it argues over.
+        units: work units used.
+    """
+
+    schedule: Schedule
+    value: float
+    outcome: PlanStatus
+    bound: Bound
+    units: int
+
+
+def search(
+    placement: Placement,
+    chunk_costs: Sequence[ChunkCost],
+    costs: CostModel,
+    num_microbatches: int,
+    limits: Sequence[float] | None = None,
+    effort: int = DEFAULT_EFFORT,
+    seed: int = 0,
+    seconds: float | None = None,
+    objective: Objective | str = Objective.STEP_TIME,
+    warm_starts: Sequence[Schedule] = (),
+) -> SearchResult:
+    """Search the best order of a placement.
+
+    Args:
+        placement: chunks to devices.
+        chunk_costs: one cost per chunk, for a device of speed 1.
+        costs: links and device speeds.
+        num_microbatches: m.
+        limits: activation bytes of each device; None for no limit.
+        effort: work units, see `DEFAULT_EFFORT`.
+        seed: of the random stream.
+        seconds: stop before the round that would end later than this; None for no cap.
+        objective: what to minimise.
+        warm_starts: orders that the result is never worse than, as far as they fit.
+
+    Raises:
+        ValueError: a limit is below the smallest with which any order exists.
+    """
+    searcher = Searcher(placement, chunk_costs, costs, num_microbatches, limits, seed, objective, warm_starts)
+    searcher.advance(effort, None if seconds is None else time.perf_counter() + seconds)
+    return searcher.result()
+
+
+class Searcher:
+    """A search that can be continued: `advance` to an effort, look at `value`, go on. Arguments as in `search`."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        chunk_costs: Sequence[ChunkCost],
+        costs: CostModel,
+        num_microbatches: int,
+        limits: Sequence[float] | None = None,
+        seed: int = 0,
+        objective: Objective | str = Objective.STEP_TIME,
+        warm_starts: Sequence[Schedule] = (),
+    ) -> None:
+        self.instance = build_instance(placement, chunk_costs, costs, num_microbatches, limits)
+        for d, least in enumerate(minimum_memory(self.instance)):
+            if least > self.instance.limit[d]:
+                raise ValueError(
+                    f"device {d} may hold {limits[d] if limits else np.inf:g} activation bytes, "
+                    f"but its chunks need {least:g} for one microbatch; give it at least that"
+                )
+        self.objective = Objective(objective)
+        self.bound = lower_bound(self.instance, self.objective)
+        self._costs = costs
+        self._table = tabulate(placement, chunk_costs, costs, num_microbatches) if self.objective is Objective.PERIOD else None
+        self._own_start = 0.0 if self.objective is Objective.MAKESPAN else 1.0
+        self._durations = clock_durations(self.instance)
+        self._stream = new_stream(seed)
+        self._vectors: list[tuple[float, int, np.ndarray]] = []
+        self._round = 0
+        self._units = 0
+        self._seconds_per_unit = 0.0
+        self._order = serial_order(self.instance)
+        self.value = self._figure(self._order)
+        self._tuned = self._order
+        for schedule in warm_starts:
+            self.offer(schedule)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the best order meets the bound."""
+        return self.value <= self.bound.seconds * (1.0 + 1e-9)
+
+    @property
+    def gap(self) -> float:
+        """How much of the value the bound does not explain."""
+        return 1.0 - self.bound.seconds / self.value if self.value > 0.0 else 0.0
+
+    def result(self) -> SearchResult:
+        """The best so far."""
+        outcome = PlanStatus.OPTIMAL if self.optimal else PlanStatus.FEASIBLE
+        return SearchResult(to_schedule(self.instance, self._order), self.value, outcome, self.bound, self._units)
+
+    @property
+    def units(self) -> int:
+        """Work units used so far."""
+        return self._units
+
+    def offer(self, schedule: Schedule) -> None:
+        """Take over an order if it fits and is better."""
+        self._offer(from_schedule(self.instance, schedule))
+
+    def begin(self) -> None:
+        """Try every start of the list scheduler once, unless done: the first good plan."""
+        if self._vectors:
+            return
+        levels = (len(default_parameters(self.instance)) - 6) // 6
+        starts = [default_parameters(self.instance), *starting_parameters(levels, self.instance.num_devices)]
+        for start in starts:
+            for clock in range(NUM_CLOCKS):
+                vector = start.copy()
+                vector[CLOCK] = clock
+                self._tune(vector, 1)
+                if self.optimal:
+                    return
+
+    def advance(self, effort: int, deadline: float | None = None) -> None:
+        """Run all rounds that fit into an effort, counted from the beginning of the search.
+
+        Args:
+            effort: work units.
+            deadline: `time.perf_counter()` after which no round may end, judged by the speed of the rounds before.
+        """
+        self.begin()
+        while not self.optimal:
+            size = 2 ** (self._round // 2)
+            started = time.perf_counter()
+            if self._units + size > effort or (deadline is not None and started + size * self._seconds_per_unit > deadline):
+                return
+            total = self.instance.num_passes
+            unit = _PASSES_PER_UNIT * max(1.0, total / 6144) ** 0.6
+            if self._round % 2 == 0:
+                number = self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)
+                self._tune(self._vectors[number][2], max(2, int(size * unit / total)))
+            else:
+                self._anneal(max(100, int(size * unit * _MOVES_PER_PASS)))
+            self._round += 1
+            self._units += size
+            self._seconds_per_unit = (time.perf_counter() - started) / size
+
+    def _tune(self, vector: np.ndarray, evaluations: int) -> None:
+        found, order = vector.copy(), np.empty(self.instance.num_passes, np.int32)
+        cost = tune(self.instance, self._durations, vector, self._stream, evaluations, self._own_start, found, order)
+        if not np.isfinite(cost):
+            return
+        if all(cost != known for known, _, _ in self._vectors):
+            self._vectors.append((cost, len(self._vectors), found))
+            self._vectors = sorted(self._vectors, key=lambda v: v[:2])[: 2 * _KEPT_VECTORS]
+        self._tuned = order
+        self._offer(order)
+
+    def _anneal(self, moves: int) -> None:
+        """Continue from the best order; every other time from the order tuned last, unless that is far behind."""
+        order = self._order
+        if self._round // 2 % 2 == 1 and self._figure(self._tuned) <= 1.02 * self.value:
+            order = self._tuned
+        forward = float(self.instance.duration.max())
+        if forward <= 0.0:
+            return
+        order = order.copy()
+        hot = 0.02 if self._round % 4 == 1 else 0.06
+        anneal(
+            positive(self.instance), order, self._stream, moves, hot * forward, 0.002 * forward, 0.1, 3.0, 0.6, self._own_start
+        )
+        self._offer(order)
+
+    def _offer(self, order: np.ndarray) -> None:
+        if len(order) != self.instance.num_passes or not fits_memory(self.instance, order):
+            return
+        value = self._figure(order)
+        if value < self.value:
+            self.value, self._order = value, order.copy()
+
+    def _figure(self, order: np.ndarray) -> float:
+        if self._table is not None:
+            offsets = self.instance.offset.astype(np.int64)
+            return steady_period(self._table, order.astype(np.int64), offsets, self._costs)
+        return measure(self.instance, order, self._own_start)
+
+
+def measure(instance: Instance, order: np.ndarray, own_start: float = 1.0) -> float:
+    """step_time (own_start 1) or makespan (0) of an order in seconds; infinite where it deadlocks."""
+    start, ends = np.empty(instance.num_passes), np.empty(instance.num_devices)
+    if not start_times(instance, order, start, ends):
+        return float("inf")
+    return float(span_cost(instance, order, start, ends, own_start))
