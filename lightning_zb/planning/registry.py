@@ -22,6 +22,7 @@ _FAMILIES = (
     "lightning_zb.planning.builders.interleaved",
     "lightning_zb.planning.builders.limited",
     "lightning_zb.planning.builders.blocks",
+    "lightning_zb.planning.auto",
 )
 
 
