@@ -24,6 +24,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.model.layers import LayerStack
 from lightning_zb.model.randomness import RandomStreams
 from lightning_zb.model.side_channels import CapturedOutputs, SideChannel, SideChannels
@@ -70,6 +71,7 @@ class Pass:
         side_channels: lists that travel with the payload.
         streams: random streams; None to leave the generators alone.
         caller: the code that runs the step, where looking for checkpoint frames stops.
+        recorder: takes the layers' times; None unless profiling.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Pass:
         side_channels: SideChannels,
         streams: RandomStreams | None,
         caller: CodeType,
+        recorder: LayerRecorder | None = None,
     ) -> None:
         self.window = window
         self.num_layers = num_layers
@@ -93,6 +96,7 @@ class Pass:
         self._side_channels = side_channels
         self._streams = streams
         self._caller = caller
+        self._recorder = recorder
         self._pending: Any = None
 
     def stand_in(self, like: Tensor) -> Tensor:
@@ -141,12 +145,17 @@ class Pass:
             self.stubbing = False
             self._side_channels.inject(self._side)
             args, kwargs = _with_first_tensor(args, kwargs, _handed_over(self._value))
+        if self._recorder is not None:
+            self._recorder.enter_layer(position, (args, kwargs))
         if self._streams is None:
             value = layer.original(*args, **kwargs)
         else:
-            outside = self._streams.enter_layer(position)
+            # the first position, as recomputation does: the stream that is left already tells two uses apart
+            outside = self._streams.enter_layer(layer.positions[0])
             value = layer.original(*args, **kwargs)
             self._streams.leave_layer(position, outside)
+        if self._recorder is not None:
+            self._recorder.leave_layer(position, value)
         self.position += 1
         if self.position == window.stop and not window.is_last:
             if not self._inside_checkpoint():
@@ -265,15 +274,17 @@ class Interception:
             layer.__dict__[door] = _Layer(self, stack.names[positions[0]], positions, getattr(layer, door))
 
     @contextmanager
-    def chunk(self, window: Window, received: Any, caller: CodeType) -> Iterator[Pass]:
+    def chunk(self, window: Window, received: Any, caller: CodeType, recorder: LayerRecorder | None = None) -> Iterator[Pass]:
         """Run the step inside: what it calls of the layers belongs to one pass.
 
         Args:
             window: what the chunk runs.
             received: payload of the chunk before, None for the first.
             caller: code object of the function that calls the step.
+            recorder: takes the layers' times; None unless profiling.
         """
-        self.running = Pass(window, len(self.stack), received, SideChannels(self._side_channels), self.streams, caller)
+        channels = SideChannels(self._side_channels)
+        self.running = Pass(window, len(self.stack), received, channels, self.streams, caller, recorder)
         try:
             yield self.running
         finally:

@@ -67,7 +67,7 @@ class RandomStreams:
         """Switch to the layer's stream.
 
         Args:
-            layer: position in the stack.
+            layer: first position of the layer in the stack.
 
         Returns:
             The seed of the stream that was left, for `leave_layer`.

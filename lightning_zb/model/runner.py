@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_zb.model.interception import ChunkEnd, Interception
+from lightning_zb.model.layer_recorder import LayerRecorder, observing
 from lightning_zb.model.sharing import shared_parameters
 from lightning_zb.model.windows import Window
 
@@ -43,6 +44,8 @@ class StepRunner:
         self._microbatches: Sequence[tuple[Any, ...]] = ()
         self._step = 0
         self._divisor: int | None = None
+        self.recorder: LayerRecorder | None = None
+        """Takes the times of layers; None unless profiling."""
         self.shared = shared_parameters(module, interception.stack, windows, chunks)
         self.tied: dict[nn.Parameter, tuple[int, ...]] = {}
         self.losses: dict[int, Tensor] = {}
@@ -85,7 +88,8 @@ class StepRunner:
             muted,
             drawing,
             self._context(),
-            self._interception.chunk(window, received, StepRunner.forward.__code__) as running,
+            observing(self.recorder, chunk),
+            self._interception.chunk(window, received, StepRunner.forward.__code__, self.recorder) as running,
         ):
             result = None
             try:

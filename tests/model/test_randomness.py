@@ -12,7 +12,12 @@ from tests.model.modules import LanguageModel, tokens
 
 
 class NoisyModel(LanguageModel):
-    """Draws in the step before and after the layers, and in the layers."""
+    """Draws in the step before and after the layers, and in the layers, one of which may stand twice in the stack."""
+
+    def __init__(self, *args, shared=False, **options):
+        super().__init__(*args, **options)
+        if shared:
+            self.blocks[2] = self.blocks[1]
 
     def training_step(self, batch, batch_idx):
         mask = torch.rand(batch.shape) < 0.2 + 0.1 * random.random() + 0.1 * np.random.rand()
@@ -33,13 +38,16 @@ def same(a, b):
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("counts", [[3, 3], [2, 1, 1, 2], [2, 2, 2]])
-def test_every_cut_draws_the_same(counts, checkpointed):
-    one = results([6], cyclic(1), checkpointed=checkpointed)
-    assert same(one, results(counts, cyclic(len(counts)), checkpointed=checkpointed))
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_cut_draws_the_same(counts, checkpointed, shared):
+    one = results([6], cyclic(1), checkpointed=checkpointed, shared=shared)
+    placement = cyclic(1, len(counts)) if shared else cyclic(len(counts))
+    assert same(one, results(counts, placement, checkpointed=checkpointed, shared=shared))
 
 
-def test_recomputation_draws_the_same():
-    assert same(results([6], cyclic(1)), results([6], cyclic(1), checkpointed=True))
+@pytest.mark.parametrize("shared", [False, True])
+def test_recomputation_draws_the_same(shared):
+    assert same(results([6], cyclic(1), shared=shared), results([6], cyclic(1), checkpointed=True, shared=shared))
 
 
 def test_seed_step_and_microbatch_matter():
