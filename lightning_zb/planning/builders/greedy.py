@@ -8,9 +8,9 @@ Two observations make it tight. Times that are multiples of one unit keep the pa
 order up to the last forwards comes from rounded times without links, the rest from the true ones. And while the pipeline
 drains, an F that would arrive before a B in its place is through goes first: it lies on the longest way to the end.
 
-It never runs into a full memory that nothing frees. On every device the oldest microbatch that is not yet through may
-use any room; every other F must leave what that one still needs there. As soon as it is through it gives back at least
-what the next one needs, so the oldest microbatch of all can always advance, at any limit from `smallest_limits` on.
+It never runs into a full memory that nothing frees. On every device an F is admitted only where the microbatches there
+could still be brought through one after the other, oldest first, each with what those before it gave back. The oldest
+microbatch of all can then always advance, at any limit from `smallest_limits` on.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Choices:
     Args:
         resolution: the order up to the last forwards comes from times rounded to this many parts of the mean F, without
             links; 0 takes the true times throughout.
+        links: let the first microbatch pay its links in those rounded times, so that more F come before the first B.
         patience: while the pipeline drains, how much later than a B an F may start and still go first, in units of B.
         fill_forward: put W before an F that it delays where the device would otherwise become the one with the most
             idle time; otherwise W fill only what they fit into.
@@ -44,13 +45,20 @@ class Choices:
     """
 
     resolution: int = 1
+    links: bool = False
     patience: float = 1.0
     fill_forward: bool = True
     fill_backward: bool = True
     spare: float = 0.0
 
 
-GRID = tuple(Choices(*values) for values in product((1, 2, 3, 0), (1.0, 0.8, 0.0), (True, False), (True, False), (0.0, 1.0)))
+GRID = tuple(
+    Choices(resolution, links, *values)
+    for (resolution, links), values in product(
+        ((1, False), (2, False), (3, False), (1, True), (0, False)),
+        product((1.0, 0.8, 0.0), (True, False), (True, False), (0.0, 1.0)),
+    )
+)
 
 
 def best_list_schedule(problem: Problem, grid: Iterable[Choices] = GRID) -> Schedule:
@@ -121,7 +129,9 @@ def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[In
     lead = np.zeros(0, dtype=np.int64)
     lead_lengths = np.zeros(placement.num_devices, dtype=np.int64)
     if choices.resolution:
-        rounded = _list_schedule(problem, choices, _rounded(table, choices.resolution), offsets, lead, lead_lengths)
+        rounded = _list_schedule(
+            problem, choices, _rounded(table, choices.resolution, choices.links), offsets, lead, lead_lengths
+        )
         lead = rounded[rounded < 2 * table.num_cells]
         lead_lengths = _until_last_forward(lead, offsets // 3 * 2, problem)
     order = _list_schedule(problem, choices, table, offsets, lead, lead_lengths)
@@ -130,9 +140,10 @@ def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[In
     return order, offsets
 
 
-def _rounded(table: PassTable, resolution: int) -> PassTable:
+def _rounded(table: PassTable, resolution: int, links: bool) -> PassTable:
     """Durations as multiples of the mean F over resolution, at least one; transfers take no time.
 
+    With links, those on the way of the first microbatch take whole units: what they add up to by then, rounded down.
     W count a thousandth less, which decides ties between a W and the F or B that it would just not delay.
     """
     cells = table.num_cells
@@ -141,7 +152,12 @@ def _rounded(table: PassTable, resolution: int) -> PassTable:
         return table
     duration = np.where(table.duration > 0, np.maximum(np.round(table.duration / unit), 1.0), 0.0)
     duration[2 * cells : 3 * cells] *= 0.999
-    return replace(table, duration=duration, lag=np.zeros_like(table.lag))
+    lag = np.zeros_like(table.lag)
+    if links:
+        forwards = np.arange(table.num_chunks) * table.num_microbatches
+        way = np.concatenate([forwards, cells + forwards[::-1]])
+        lag[way] = np.diff(np.floor(np.cumsum(table.lag[way]) / unit), prepend=0.0)
+    return replace(table, duration=duration, lag=lag)
 
 
 def _until_last_forward(lead: Integers, offsets: Integers, problem: Problem) -> Integers:
@@ -185,6 +201,35 @@ def _list_schedule(
 
 
 @njit(cache=True)
+def _is_safe(device, chunk, microbatch, oldest, owner, following, activation, room):  # pragma: no cover (compiled)
+    """Whether one more F leaves a way out: each microbatch in turn gets what it lacks, then gives back all it holds.
+
+    Args:
+        device, chunk, microbatch: the F.
+        oldest: the first microbatch that is not through on the device.
+        owner, following, activation: as in `_fill_order`.
+        room: bytes that the device may hold beyond those that only B can free.
+    """
+    newest = microbatch
+    for c in range(len(owner)):
+        if owner[c] == device:
+            newest = max(newest, following[0, c] - 1)
+    room -= activation[chunk]
+    for k in range(oldest, newest + 1):
+        lacking, holding = 0.0, 0.0
+        for c in range(len(owner)):
+            if owner[c] == device:
+                if following[0, c] <= k and not (c == chunk and k == microbatch):
+                    lacking += activation[c]
+                elif following[1, c] <= k:
+                    holding += activation[c]
+        if lacking > room:
+            return False
+        room += holding
+    return True
+
+
+@njit(cache=True)
 def _fill_order(  # pragma: no cover (compiled)
     owner,
     m,
@@ -220,10 +265,12 @@ def _fill_order(  # pragma: no cover (compiled)
     following = np.zeros((2, num_chunks), dtype=np.int64)  # next microbatch of each chunk's F and B
     first_chunk = np.full(num_devices, -1)
     growth = np.zeros(num_devices)  # the most that a B adds, where M_W exceeds M_B
+    most_owed = np.zeros(num_devices)  # the most that a microbatch with an F behind it still needs
     for c in range(num_chunks):
         d = owner[c]
         first_chunk[d] = c if first_chunk[d] < 0 else first_chunk[d]
         growth[d] = max(growth[d], stash[c] - activation[c])
+        most_owed[d] += activation[c] if c != first_chunk[d] else 0.0
     free, held, idle = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
     live = np.zeros(num_devices)  # what W cannot free: M_B of microbatches whose B is still due
     position = offsets[:-1].copy()
@@ -244,13 +291,10 @@ def _fill_order(  # pragma: no cover (compiled)
                 here = lead[offsets[d] // 3 * 2 + num_done[d]]
                 choice[d], choice_start[d] = here, max(free[d], arrival[here])
                 continue
-            oldest, owed = m, 0.0
+            oldest = m
             for c in range(num_chunks):
                 if owner[c] == d:
                     oldest = min(oldest, following[1, c])
-            for c in range(num_chunks):
-                if owner[c] == d and following[0, c] <= oldest:
-                    owed += activation[c]
             forward, forward_start, backward, backward_start, later = -1, np.inf, -1, np.inf, 0.0
             for c in range(num_chunks - 1, -1, -1):  # at equal times the pass that has come furthest
                 if owner[c] != d:
@@ -263,8 +307,12 @@ def _fill_order(  # pragma: no cover (compiled)
                 j = following[0, c]
                 if j < m and arrival[c * m + j] < np.inf:
                     begin = max(free[d], arrival[c * m + j])
-                    room = limits[d] - live[d] - owed - growth[d] - spare * later
-                    if begin < forward_start and (j == oldest or activation[c] <= room):
+                    room = limits[d] - live[d] - growth[d] - spare * later
+                    if begin < forward_start and (
+                        j == oldest
+                        or activation[c] + most_owed[d] <= room
+                        or (activation[c] <= room and _is_safe(d, c, j, oldest, owner, following, activation, room))
+                    ):
                         forward, forward_start = c * m + j, begin
                 later += activation[c]
             if backward < 0 or forward < 0:

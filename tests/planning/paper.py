@@ -1,0 +1,121 @@
+"""Profiled costs and bubble rates of Zero Bubble Pipeline Parallelism, in the form that tests need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_zb.planning.costs import CostModel, LayerCost, Link
+
+# Milliseconds per stage, ICLR 2024 Table 6 (Table 9 of the arXiv text): model, P, m, T_F, T_B, T_W, T_comm; then hidden size
+# and heads (Table 3), which give M_B = 34h + 5as and M_W = 32h per token and layer at s = 1024 (Table 1), and layers.
+_PROFILED = (
+    ("1.5B", 8, 24, 18.522, 18.086, 9.337, 0.601, 2304, 24, 22),
+    ("1.5B", 8, 32, 18.513, 18.086, 9.331, 0.626, 2304, 24, 22),
+    ("1.5B", 8, 64, 18.546, 18.097, 9.321, 0.762, 2304, 24, 22),
+    ("6.2B", 8, 24, 29.718, 29.444, 19.927, 0.527, 4096, 32, 30),
+    ("6.2B", 8, 32, 29.802, 29.428, 19.530, 0.577, 4096, 32, 30),
+    ("6.2B", 8, 64, 29.935, 29.621, 19.388, 0.535, 4096, 32, 30),
+    ("14.6B", 16, 48, 11.347, 11.248, 8.132, 0.377, 5120, 40, 46),
+    ("14.6B", 16, 64, 11.307, 11.254, 8.101, 0.379, 5120, 40, 46),
+    ("14.6B", 16, 128, 11.325, 11.308, 8.109, 0.378, 5120, 40, 46),
+    ("28.3B", 32, 96, 10.419, 10.207, 7.715, 0.408, 6144, 48, 62),
+    ("28.3B", 32, 128, 10.408, 10.204, 7.703, 0.408, 6144, 48, 62),
+    ("28.3B", 32, 256, 10.402, 10.248, 7.698, 0.460, 6144, 48, 62),
+)
+
+# Table 5: bubble rates of 1f1b, zb-h1, zb-h2, zb-1p, zb-2p.
+_BUBBLES = (
+    (0.2431, 0.1585, 0.1083, 0.1585, 0.0433),
+    (0.1985, 0.1242, 0.0837, 0.1242, 0.0039),
+    (0.1240, 0.0674, 0.0444, 0.0674, 0.0026),
+    (0.2347, 0.1323, 0.0698, 0.1323, 0.0029),
+    (0.1898, 0.1045, 0.0559, 0.1045, 0.0022),
+    (0.1091, 0.0554, 0.0294, 0.0554, 0.0010),
+    (0.2552, 0.1397, 0.0672, 0.1397, 0.0066),
+    (0.2082, 0.1088, 0.0516, 0.1088, 0.0054),
+    (0.1251, 0.0576, 0.0266, 0.0576, 0.0028),
+    (0.2646, 0.1421, 0.0641, 0.1421, 0.0038),
+    (0.2168, 0.1106, 0.0490, 0.1106, 0.0029),
+    (0.1352, 0.0594, 0.0257, 0.0594, 0.0018),
+)
+
+# The authors' zb-v on the costs above at 1.0 P x M_B, and interleaved with floor((layers + 2) / P) chunks per device and
+# the link from the last to the first device charged always (the paper charges it once per group).
+_RECOMPUTED = (
+    (0.070271, 0.108968),
+    (0.054310, 0.084676),
+    (0.029797, 0.046142),
+    (0.040320, 0.082679),
+    (0.032649, 0.064443),
+    (0.016642, 0.032797),
+    (0.049829, 0.113628),
+    (0.038111, 0.087824),
+    (0.019456, 0.045886),
+    (0.053099, 0.152796),
+    (0.040436, 0.119158),
+    (0.021987, 0.064138),
+)
+
+
+# Appendix of the arXiv text, ZB-V: microseconds per chunk with two chunks per device (P, m, F, B, W, comm, M_B, M_W), and the
+# bubble rate of zb-v at 1.0 P x M_B.
+ZB_V_ROWS = (
+    (16, 48, 14407, 14380, 9676, 1610, 303104, 131072, 0.0697),
+    (16, 64, 14412, 14393, 9688, 1621, 303104, 131072, 0.0533),
+    (16, 128, 14316, 14306, 9639, 1619, 303104, 131072, 0.0274),
+    (24, 72, 6763, 6969, 5251, 755, 378880, 163840, 0.0638),
+    (24, 96, 6783, 6984, 5259, 758, 378880, 163840, 0.0483),
+    (24, 192, 6785, 6990, 5260, 770, 378880, 163840, 0.0250),
+    (32, 96, 9458, 9748, 7288, 879, 454656, 196608, 0.0593),
+    (32, 128, 9469, 9744, 7306, 892, 454656, 196608, 0.0451),
+    (32, 256, 9447, 9644, 7193, 887, 454656, 196608, 0.0236),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the paper's tables: costs of a stage in seconds and bytes, and the bubble rates known for it."""
+
+    name: str
+    num_devices: int
+    num_microbatches: int
+    times: tuple[float, float, float]
+    comm: float
+    stash_ratio: float
+    num_layers: int
+    bubbles: dict[str, float]
+
+    def costs(self, layers_per_stage: int = 1) -> CostModel:
+        """Each stage cut into equal layers; M_B of a stage is 1."""
+        v = layers_per_stage
+        layer = [t / v for t in self.times]
+        return CostModel(
+            tuple(
+                LayerCost(f"{i}", *layer, activation_bytes=1 / v, weight_stash_bytes=self.stash_ratio / v)
+                for i in range(self.num_devices * v)
+            ),
+            Link(latency=self.comm),
+        )
+
+
+ROWS = tuple(
+    Row(
+        f"{name}-{m}",
+        num_devices,
+        m,
+        (f, b, w),
+        comm,
+        32 * hidden / (34 * hidden + 5 * heads * 1024),
+        num_layers,
+        dict(zip(("1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "interleaved"), paper + recomputed, strict=True)),
+    )
+    for (name, num_devices, m, f, b, w, comm, hidden, heads, num_layers), paper, recomputed in zip(
+        _PROFILED, _BUBBLES, _RECOMPUTED, strict=True
+    )
+)
+
+
+def unit_costs(num_devices: int, layers_per_stage: int = 1) -> CostModel:
+    """F = B = W = 1 per stage, no link cost; M_B = 1, M_W = 0.4 as in transformers."""
+    v = layers_per_stage
+    return CostModel(tuple(LayerCost(f"{i}", 1 / v, 1 / v, 1 / v, 1 / v, 0.4 / v) for i in range(num_devices * v)))

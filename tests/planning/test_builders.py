@@ -1,0 +1,138 @@
+"""Every schedule, on random problems, against an independent judge."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_zb.planning.budget import InfeasibleBudget
+from lightning_zb.planning.costs import CostModel, LayerCost
+from lightning_zb.planning.planner import make_plan
+from lightning_zb.planning.registry import ScheduleSpec, find_schedule, known_schedules
+from lightning_zb.planning.schedule import PassKind
+from tests.planning import reference
+from tests.planning.paper import unit_costs
+
+FIXED = ["gpipe", "1f1b", "zb-h1", "zb-h2", "interleaved", "interleaved-3", "interleaved-layers", "v-half", "v-min"]
+LIMITED = ["zb", "zb-v", "wave-3", "wave-4"]
+
+quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def judge(plan):
+    """Complete, runnable, ascending, within its limit, and predicted as an independent simulation runs it."""
+    plan.schedule.check(plan.placement)
+    assert reference.ascending(plan.schedule)
+    chunk_costs = plan.costs.chunks(plan.partition)
+    peaks = reference.peaks(plan.schedule, plan.placement, chunk_costs)
+    assert plan.predicted.peak_bytes == pytest.approx(peaks)
+    for peak, limit in zip(peaks, plan.memory_limit or [float("inf")] * len(peaks), strict=True):
+        assert peak <= limit * (1 + 1e-6)
+    times = reference.run(plan.schedule, plan.placement, chunk_costs, plan.costs)
+    spans = [times[order[-1]][1] - times[order[0]][0] for order in plan.schedule.orders]
+    assert plan.predicted.makespan == pytest.approx(max(end for _, end in times.values()))
+    assert plan.predicted.step_time == pytest.approx(max(spans))
+
+
+@pytest.mark.parametrize("name", FIXED + LIMITED)
+@quick
+@given(data=st.data())
+def test_any_problem(name, data):
+    num_devices = data.draw(st.integers(1, 4))
+    num_microbatches = data.draw(st.integers(1, 9))
+    num_chunks = find_schedule(name).placement(num_devices, num_devices * 2).num_chunks
+    costs = data.draw(
+        reference.cost_models(num_chunks + data.draw(st.integers(0, 2)), num_devices, stash_above_activation=False)
+    )
+    judge(make_plan(costs, num_devices, num_microbatches, name))
+
+
+@quick
+@given(data=st.data())
+def test_any_placement_at_any_limit(data):
+    placement = data.draw(reference.placements())
+    num_devices = max(placement) + 1
+    costs = data.draw(reference.cost_models(len(placement), num_devices))
+    num_microbatches = data.draw(st.integers(1, 9))
+    try:
+        make_plan(costs, num_devices, num_microbatches, "zb", memory_budget=1e-6, placement=placement)
+    except InfeasibleBudget as error:
+        smallest = error.smallest
+    budgets = [smallest * data.draw(st.sampled_from([1.0, 1.0, 1.1, 1.5, 4.0])) for _ in range(num_devices)]
+    judge(make_plan(costs, num_devices, num_microbatches, "zb", memory_budget=budgets, placement=placement))
+
+
+@pytest.mark.parametrize("name", ["zb", "zb-v", "wave-4"])
+def test_one_tight_device(name):
+    costs = unit_costs(4, 4)
+    judge(make_plan(costs, 4, 12, name, memory_budget=[1.0, 0.4, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 3, 8])
+def test_fewer_microbatches_than_devices(num_microbatches):
+    for name in FIXED + LIMITED:
+        judge(make_plan(unit_costs(8, 4), 8, num_microbatches, name))
+
+
+def test_more_memory_is_used():
+    times = [make_plan(unit_costs(4), 4, 16, "zb", memory_budget=b).predicted.step_time for b in (0.25, 0.5, 1.0, 2.0)]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == pytest.approx(48.0)
+
+
+def test_weights_stay_with_their_pass_where_nothing_waits():
+    for name in ("gpipe", "1f1b", "interleaved"):
+        kinds = {p.kind for p in make_plan(unit_costs(2, 2), 2, 4, name).schedule.passes()}
+        assert kinds == {PassKind.FORWARD, PassKind.BACKWARD}
+
+
+def test_own_budget_is_part_of_the_name():
+    costs = unit_costs(2)
+    assert make_plan(costs, 2, 4, "zb-2p").memory_limit == (4.0, 4.0)
+    with pytest.raises(ValueError, match="write schedule 'zb'"):
+        make_plan(costs, 2, 4, "zb-2p", memory_budget=1.5)
+
+
+def test_infeasible_budgets_say_the_smallest():
+    costs = unit_costs(4)
+    for name in ("zb", "1f1b", "gpipe"):
+        with pytest.raises(InfeasibleBudget, match="smallest that fits is") as caught:
+            make_plan(costs, 4, 6, name, memory_budget=0.1)
+        smallest = caught.value.smallest
+        judge(make_plan(costs, 4, 6, name, memory_budget=smallest))
+        with pytest.raises(InfeasibleBudget):
+            make_plan(costs, 4, 6, name, memory_budget=smallest - 0.01)
+
+
+def test_sizes_are_the_whole_device():
+    layers = tuple(LayerCost(f"{i}", 1, 1, 1, 2**20, 0, parameter_bytes=2**20, state_bytes=5 * 2**20) for i in range(4))
+    costs = CostModel(layers)
+    plan = make_plan(costs, 2, 4, "1f1b", memory_budget="14MiB")
+    assert plan.memory_limit == (4 * 2**20, 4 * 2**20)
+    with pytest.raises(InfeasibleBudget) as caught:
+        make_plan(costs, 2, 4, "1f1b", memory_budget="13MiB")
+    assert caught.value.smallest == "14MiB"
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(ValueError, match=r"'zb-w' is unknown; known are .*1f1b.*zb-v.*wave-N"):
+        make_plan(unit_costs(2), 2, 4, "zb-w")
+
+
+def test_placements_that_do_not_suit():
+    with pytest.raises(ValueError, match="one chunk on each device"):
+        make_plan(unit_costs(2, 2), 2, 4, "1f1b", placement=[0, 1, 1, 0])
+    with pytest.raises(ValueError, match="in turn"):
+        make_plan(unit_costs(2, 2), 2, 4, "interleaved", placement=[0, 1, 1, 0])
+    with pytest.raises(ValueError, match="in a V"):
+        make_plan(unit_costs(2, 2), 2, 4, "v-half", placement=[0, 1, 0, 1])
+
+
+def test_every_name_says_what_it_assumes_and_holds():
+    for name in known_schedules():
+        spec = find_schedule(name.replace("-N", "-2"))
+        assert spec.assumption
+        assert spec.memory
+        if isinstance(spec, ScheduleSpec) and spec.own_budget is not None:
+            assert not spec.fixed_order

@@ -1,0 +1,92 @@
+"""Numbers that are known: closed forms at unit costs, and the first paper's tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_zb.planning.costs import CostModel, LayerCost, Link
+from lightning_zb.planning.planner import make_plan
+from tests.planning.paper import ROWS, ZB_V_ROWS, unit_costs
+
+# name, chunks per device, (P, m), makespan, step_time: three public simulators agree on these
+GOLDEN = [
+    ("1f1b", 1, (8, 32), 117.0, 117.0),
+    ("1f1b", 1, (4, 8), 33.0, 33.0),
+    ("gpipe", 1, (8, 32), 117.0, 117.0),
+    ("interleaved", 2, (8, 32), 106.5, 106.5),
+    ("interleaved", 2, (4, 8), 28.5, 28.5),
+    ("zb-1p", 1, (8, 32), 103.0, 103.0),
+    ("zb-1p", 1, (4, 8), 27.0, 27.0),
+    ("zb-h1", 1, (8, 32), 103.0, 103.0),
+    ("zb-2p", 1, (8, 32), 103.0, 96.0),
+    ("zb-h2", 1, (8, 32), 103.0, 96.0),
+    ("zb-v", 2, (8, 32), 99.5, 96.0),
+    ("zb-v", 2, (4, 8), 25.5, 24.0),
+]
+
+
+@pytest.mark.parametrize(("name", "chunks", "size", "makespan", "step_time"), GOLDEN)
+def test_unit_costs(name, chunks, size, makespan, step_time):
+    num_devices, num_microbatches = size
+    predicted = make_plan(unit_costs(num_devices, chunks), num_devices, num_microbatches, name).predicted
+    assert predicted.makespan == pytest.approx(makespan, abs=1e-9)
+    assert predicted.step_time == pytest.approx(step_time, abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "makespan", "share"), [("v-half", 105.0, 5 / 8), ("v-min", 109.5, 4 / 8)])
+def test_unit_costs_below_the_memory_of_1f1b(name, makespan, share):
+    predicted = make_plan(unit_costs(8, 2), 8, 32, name).predicted
+    assert predicted.makespan <= makespan + 1e-9
+    assert max(predicted.peak_bytes) <= share * 8 + 1e-9
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
+def test_table_5_to_four_digits(row, name):
+    plan = make_plan(row.costs(), row.num_devices, row.num_microbatches, name)
+    assert round(plan.predicted.bubble_rate, 4) == row.bubbles[name]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("name", ["zb-1p", "zb-2p"])
+def test_at_or_below_table_5(row, name, request):
+    if name == "zb-2p" and row.num_devices == 32:
+        request.applymarker(
+            pytest.mark.xfail(reason="zb-2p at P=32 stays at .0060 where the paper has .0038 (m=96)", strict=True)
+        )
+    plan = make_plan(row.costs(), row.num_devices, row.num_microbatches, name)
+    assert max(plan.predicted.peak_bytes) <= (1 if name == "zb-1p" else 2) * row.num_devices * (1 + 1e-9)
+    assert round(plan.predicted.bubble_rate, 4) <= row.bubbles[name]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_interleaved_charges_every_link(row):
+    chunks = (row.num_layers + 2) // row.num_devices
+    plan = make_plan(row.costs(chunks), row.num_devices, row.num_microbatches, "interleaved-layers")
+    assert plan.placement.num_chunks == chunks * row.num_devices
+    assert plan.predicted.bubble_rate == pytest.approx(row.bubbles["interleaved"], abs=1e-6)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_zb_v_is_as_good_as_the_authors(row):
+    plan = make_plan(row.costs(2), row.num_devices, row.num_microbatches, "zb-v")
+    assert plan.predicted.bubble_rate <= row.bubbles["zb-v"] + 1e-6
+    assert max(plan.predicted.peak_bytes) <= row.num_devices * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("row", ZB_V_ROWS, ids=lambda row: f"P{row[0]}-m{row[1]}")
+def test_zb_v_rows(row, request):
+    if row[0] > 16:
+        request.applymarker(
+            pytest.mark.xfail(reason="B longer than F at P=24 and 32: up to .0050 above the authors", strict=True)
+        )
+    num_devices, num_microbatches, forward, backward, weight, comm, activation, stash, bubble = row
+    layer = (forward, backward, weight, activation, stash)
+    costs = CostModel(tuple(LayerCost(f"{i}", *layer) for i in range(2 * num_devices)), Link(comm))
+    plan = make_plan(costs, num_devices, num_microbatches, "zb-v", memory_budget=1.0)
+    assert round(plan.predicted.bubble_rate, 4) <= bubble
+
+
+def test_equal_stages_hold_equal_memory_in_a_v():
+    plan = make_plan(unit_costs(8, 2), 8, 32, "zb-v")
+    assert plan.predicted.peak_bytes == pytest.approx([8.0] * 8)
