@@ -98,7 +98,7 @@ class OptimisticStep:
             RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
         """
         parameters = self._parameters()
-        slots = local_norms(parameters)
+        slots = local_norms(parameters, [not self.owner.is_copy(p) for p in parameters])
         if self.chain is not None and self.switch.is_optimistic and len(finishing_order) > 1:
             self._finish_optimistically(self.chain, parameters, slots, max_norm, finishing_order)
         else:

@@ -66,3 +66,7 @@ class StepOwner(Protocol):
         Random state is not among it: every pass draws from its own stream and leaves the generators as it found them.
         """
         ...
+
+    def is_copy(self, parameter: nn.Parameter) -> bool:
+        """True where another device holds the same parameter and reports the norm of its gradient."""
+        ...

@@ -109,6 +109,9 @@ class Owner:
     def buffers(self) -> list[Tensor]:
         return list(self.model.buffers())
 
+    def is_copy(self, parameter: nn.Parameter) -> bool:
+        return False
+
 
 def poison(model: Model, device: int, placement: Placement) -> None:
     block = model.blocks[placement.chunks_of(device)[0]]
