@@ -6,7 +6,7 @@ strategy translates Lightning's calls into the few methods here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from lightning_zb.execution.program import Program
 from lightning_zb.execution.transport import DistributedTransport
 from lightning_zb.model import state
 from lightning_zb.model.interception import Interception
+from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.model.layers import find_layers
 from lightning_zb.model.ownership import move_to, take_ownership
 from lightning_zb.model.randomness import RandomStreams
@@ -32,6 +33,7 @@ from lightning_zb.model.runner import StepRunner
 from lightning_zb.model.stubs import PrologueStubs
 from lightning_zb.model.windows import windows
 from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, first_microbatches
+from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import Pass
 from lightning_zb.shared_gradients import Sharing
 
@@ -154,6 +156,34 @@ class Pipeline:
             runner.begin([args], step=step, method=method, divisor=None, context=context)
         self._run(self._program(1, forward_only=True))
         return self._output(0)
+
+    # -- profiling and switching -----------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices of the pipeline that this process stands for."""
+        return self._devices
+
+    @property
+    def channels(self) -> Channels | None:
+        """Process groups of the pipeline; None where all its devices are in this process."""
+        return self._channels
+
+    def record(self, recorders: Sequence[LayerRecorder] | None) -> None:
+        """Let the coming steps be recorded, or no longer.
+
+        Args:
+            recorders: one for each of `devices`; None to stop.
+        """
+        found: Sequence[LayerRecorder | None] = [None] * len(self._devices) if recorders is None else recorders
+        for executor, runner, recorder in zip(self._executors, self._runners, found, strict=True):
+            executor.recorder = runner.recorder = recorder
+            executor.passes.profiled_weights = None if recorder is None else recorder.new_weights
+
+    def use_order(self, plan: Plan) -> None:
+        """From the next step on run another order; partition and placement must be those of the running plan."""
+        self.plan = plan
+        self._programs.clear()
 
     def _run(self, program: Program) -> None:
         if self._is_virtual:

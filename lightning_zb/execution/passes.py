@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,8 @@ class Passes:
     """
 
     runner: ChunkRunner
+    profiled_weights: Callable[[int, int], DeferredWeights] | None = None
+    """While profiling makes the record of an F's weight work, by chunk and microbatch; then every backward is split."""
     tied_parts: dict[nn.Parameter, dict[tuple[int, int], Tensor]] = field(default_factory=dict)
     """Gradients of tied parameters by (microbatch, chunk), all of the step."""
     contributors: dict[nn.Parameter, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -95,12 +97,12 @@ class Passes:
             if training:
                 leaves = [t.requires_grad_() for t, how in _zip_layout(packet) if how.requires_grad]
             received = unflatten(packet.layout, packet.tensors)
-        whole = (chunk, microbatch) in self._fused and not self._shared_in(chunk)
+        whole = (chunk, microbatch) in self._fused and not self._shared_in(chunk) and self.profiled_weights is None
         if not training or whole:
             weights = None
             output = self.runner.forward(chunk, microbatch, received)
         else:
-            weights = DeferredWeights()
+            weights = DeferredWeights() if self.profiled_weights is None else self.profiled_weights(chunk, microbatch)
             with weights.recording():
                 output = self.runner.forward(chunk, microbatch, received)
         if last:

@@ -1,0 +1,163 @@
+"""From recorded steps to the costs of layers, as planning reads them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_zb.execution.live_bytes import storage_key
+from lightning_zb.execution.profiler import PassTimes
+from lightning_zb.model.layer_recorder import LayerRecorder
+from lightning_zb.model.layers import LayerStack
+from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link
+from lightning_zb.planning.placement import Partition
+
+PARTS = ("F", "B", "W")
+
+
+@dataclass(frozen=True, slots=True)
+class ItemProfile:
+    """What one item (prologue, layer, epilogue) was measured to cost.
+
+    Args:
+        index: its place in the partition.
+        cost: medians over microbatches and steps.
+        high: the 90th percentile of the seconds of F, B and W.
+        num_samples: microbatches behind them.
+    """
+
+    index: int
+    cost: LayerCost
+    high: tuple[float, float, float]
+    num_samples: int
+
+
+def item_roles(stack: LayerStack) -> list[tuple[str, LayerRole]]:
+    """Name and role of every item of a partition."""
+    layers = [(name, LayerRole.LAYER) for name in stack.names]
+    return [("prologue", LayerRole.PROLOGUE), *layers, ("epilogue", LayerRole.EPILOGUE)]
+
+
+def profile_items(
+    stack: LayerStack,
+    partition: Partition,
+    chunks: Iterable[int],
+    steps: Sequence[Sequence[PassTimes]],
+    counted: LayerRecorder,
+    sizes: Mapping[int, tuple[float, float]],
+) -> list[ItemProfile]:
+    """The costs of the items of one device's chunks.
+
+    What a pass takes besides its items (the step's code run again, handing over) is spread over them in proportion, so
+    that chunks of the same items add up to what their passes took.
+
+    Args:
+        stack: the layers.
+        partition: items to chunks.
+        chunks: the device's.
+        steps: the passes of the steps that took times.
+        counted: the recorder of the step that counted bytes.
+        sizes: for each item the bytes of its parameters and of its model states.
+    """
+    roles = item_roles(stack)
+    totals: dict[tuple[int, str], list[float]] = {}
+    samples: dict[tuple[int, str], list[float]] = {}
+    for run in chain.from_iterable(steps):
+        for part, seconds in run.parts.items():
+            totals.setdefault((run.run.chunk, part), []).append(seconds)
+            for item in partition.chunks[run.run.chunk]:
+                samples.setdefault((item, part), []).append(run.items.get((part, item), 0.0))
+    usual_output = statistics.median(counted.output_bytes.values()) if counted.output_bytes else 0.0
+    found = []
+    for chunk in chunks:
+        items = partition.chunks[chunk]
+        scaled = {part: _scaled(items, part, totals.get((chunk, part), [0.0]), samples) for part in PARTS}
+        for place, item in enumerate(items):
+            name, role = roles[item]
+            forward, backward_input, backward_weight = (statistics.median(scaled[part][place]) for part in PARTS)
+            parameter_bytes, state_bytes = sizes.get(item, (0.0, 0.0))
+            cost = LayerCost(
+                name,
+                forward,
+                backward_input,
+                backward_weight,
+                activation_bytes=_median(counted.saved_bytes.get(item)),
+                weight_stash_bytes=_median(counted.stashed_bytes.get(item)),
+                parameter_bytes=parameter_bytes,
+                output_bytes=0.0 if role is LayerRole.EPILOGUE else float(counted.output_bytes.get(item, usual_output)),
+                role=role,
+                state_bytes=state_bytes,
+            )
+            high = tuple(_high(scaled[part][place]) for part in PARTS)
+            found.append(ItemProfile(item, cost, high, len(scaled["F"][place])))  # type: ignore[arg-type]
+    return found
+
+
+def _scaled(
+    items: Sequence[int], part: str, totals: Sequence[float], samples: Mapping[tuple[int, str], list[float]]
+) -> list[list[float]]:
+    """For each item its seconds, so that the medians add up to the pass's median."""
+    own = [samples.get((item, part)) or [0.0] for item in items]
+    total, known = statistics.median(totals), sum(statistics.median(values) for values in own)
+    if known <= 0.0:
+        return [[total / len(items)] for _ in items]
+    return [[value * total / known for value in values] for values in own]
+
+
+def _median(values: Sequence[int] | None) -> float:
+    return float(statistics.median(values)) if values else 0.0
+
+
+def _high(values: Sequence[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.9 * len(values)))]
+
+
+def item_sizes(
+    module: nn.Module,
+    stack: LayerStack,
+    held: Iterable[nn.Parameter],
+    users: Mapping[int, int],
+    optimizers: Sequence[Optimizer],
+) -> dict[int, tuple[float, float]]:
+    """For each item with parameters here their bytes, and those of its parameters, gradients and optimizer state.
+
+    Args:
+        stack: the layers.
+        held: the parameters whose values are here.
+        users: for each storage of a parameter outside the layers an item that uses it; the prologue where it is not known.
+        optimizers: hold the states.
+    """
+    of_layers = {
+        id(p): position + 1 for position, layer in reversed(list(enumerate(stack.modules))) for p in layer.parameters()
+    }
+    found: dict[int, tuple[float, float]] = {}
+    for p in held:
+        item = of_layers.get(id(p), users.get(storage_key(p), 0))
+        own = _bytes(p)
+        states = [s for o in optimizers for s in o.state.get(p, {}).values() if isinstance(s, Tensor)]
+        total = own * (2 if p.requires_grad else 1) + sum(map(_bytes, states))
+        before = found.get(item, (0.0, 0.0))
+        found[item] = before[0] + own, before[1] + total
+    return found
+
+
+def _bytes(tensor: Tensor) -> float:
+    return float(tensor.numel() * tensor.element_size())
+
+
+def cost_model(items: Iterable[ItemProfile], link: Link | tuple[tuple[Link, ...], ...]) -> CostModel:
+    """The cost model of all devices' items.
+
+    Raises:
+        ValueError: an item was measured nowhere.
+    """
+    by_index = {item.index: item.cost for item in items}
+    missing = set(range(max(by_index) + 1)) - set(by_index)
+    if missing:
+        raise ValueError(f"items {sorted(missing)} of the model were measured on no device")
+    return CostModel(tuple(by_index[index] for index in sorted(by_index)), link)
