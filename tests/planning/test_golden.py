@@ -8,6 +8,10 @@ from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planner import make_plan
 from tests.planning.paper import ROWS, ZB_V_ROWS, unit_costs
 
+# the largest rows take seconds each
+TABLE = [pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.num_devices > 16)) for row in ROWS]
+ZB_V_TABLE = [pytest.param(r, id=f"P{r[0]}-m{r[1]}", marks=[pytest.mark.slow] * (r[0] > 16)) for r in ZB_V_ROWS]
+
 # name, chunks per device, (P, m), makespan, step_time: three public simulators agree on these
 GOLDEN = [
     ("1f1b", 1, (8, 32), 117.0, 117.0),
@@ -40,14 +44,14 @@ def test_unit_costs_below_the_memory_of_1f1b(name, makespan, share):
     assert max(predicted.peak_bytes) <= share * 8 + 1e-9
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE)
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
 def test_table_5_to_four_digits(row, name):
     plan = make_plan(row.costs(), row.num_devices, row.num_microbatches, name)
     assert round(plan.predicted.bubble_rate, 4) == row.bubbles[name]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE)
 @pytest.mark.parametrize("name", ["zb-1p", "zb-2p"])
 def test_at_or_below_table_5(row, name, request):
     if name == "zb-2p" and row.num_devices == 32:
@@ -59,7 +63,7 @@ def test_at_or_below_table_5(row, name, request):
     assert round(plan.predicted.bubble_rate, 4) <= row.bubbles[name]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE)
 def test_interleaved_charges_every_link(row):
     chunks = (row.num_layers + 2) // row.num_devices
     plan = make_plan(row.costs(chunks), row.num_devices, row.num_microbatches, "interleaved-layers")
@@ -67,14 +71,14 @@ def test_interleaved_charges_every_link(row):
     assert plan.predicted.bubble_rate == pytest.approx(row.bubbles["interleaved"], abs=1e-6)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE)
 def test_zb_v_is_as_good_as_the_authors(row):
     plan = make_plan(row.costs(2), row.num_devices, row.num_microbatches, "zb-v")
     assert plan.predicted.bubble_rate <= row.bubbles["zb-v"] + 1e-6
     assert max(plan.predicted.peak_bytes) <= row.num_devices * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("row", ZB_V_ROWS, ids=lambda row: f"P{row[0]}-m{row[1]}")
+@pytest.mark.parametrize("row", ZB_V_TABLE)
 def test_zb_v_rows(row, request):
     if row[0] > 16:
         request.applymarker(
