@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,6 +23,7 @@ from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.offline import offline_executors, run_offline
 from lightning_zb.execution.program import Program
+from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.transport import DistributedTransport
 from lightning_zb.model import state
 from lightning_zb.model.interception import Interception
@@ -31,11 +33,12 @@ from lightning_zb.model.ownership import move_to, take_ownership
 from lightning_zb.model.randomness import RandomStreams
 from lightning_zb.model.runner import StepRunner
 from lightning_zb.model.stubs import PrologueStubs
-from lightning_zb.model.windows import windows
+from lightning_zb.model.windows import Window, windows
 from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, first_microbatches
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import Pass
 from lightning_zb.shared_gradients import Sharing
+from lightning_zb.switching import move_state
 
 EVALUATION_STEPS = 1 << 40
 """Random streams of evaluation batches are numbered from here, training steps from 0."""
@@ -84,26 +87,42 @@ class Pipeline:
         num_devices = options.virtual_devices or world_size
         num_microbatches = module.trainer.accumulate_grad_batches
         chosen = choose_plan(options.plan, module, self.stack, num_devices, num_microbatches, broadcast, rank == 0)
-        self.plan, self.announcement = chosen.plan, chosen.announcement
+        self.announcement = chosen.announcement
         self._is_virtual = world_size == 1
-        ranks = device_ranks(self.plan.placement)
-        self._devices = tuple(range(num_devices)) if self._is_virtual else (ranks.index(rank),)
-        self._windows = windows(self.plan.partition, len(self.stack))
-        own_chunks = [self.plan.placement.chunks_of(d) for d in self._devices]
+        self._world_size, self._rank, self._device = world_size, rank, device
+        self._lay_out(chosen.plan)
         self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()), device))
-        self.ownership = take_ownership(module, self.stack, [self._windows[c] for chunks in own_chunks for c in chunks])
+        self.ownership = take_ownership(module, self.stack, self._own_windows())
         self._stubs = PrologueStubs(module, self._interception, device)
-        self._runners = [StepRunner(module, self._interception, self._windows, chunks) for chunks in own_chunks]
+        self._past = Statistics()
+        self._start()
+        self._unchecked_steps = 0 if self._is_virtual else options.check_data_steps
+        self._num_evaluations = 0
+        self.last_step_seconds = 0.0
+        """Host seconds of the last training step's schedule, waits included."""
+
+    def _lay_out(self, plan: Plan) -> None:
+        """Which chunks of the plan this process runs."""
+        self.plan = plan
+        self._ranks = device_ranks(plan.placement)
+        self._devices = tuple(range(plan.num_devices)) if self._is_virtual else (self._ranks.index(self._rank),)
+        self._windows = windows(plan.partition, len(self.stack))
+
+    def _own_windows(self) -> list[Window]:
+        return [self._windows[c] for d in self._devices for c in self.plan.placement.chunks_of(d)]
+
+    def _start(self) -> None:
+        """Executors for the laid out plan."""
+        own_chunks = [self.plan.placement.chunks_of(d) for d in self._devices]
+        self._runners = [StepRunner(self.module, self._interception, self._windows, chunks) for chunks in own_chunks]
         self._channels: Channels | None = None
         if self._is_virtual:
             self._executors = offline_executors(self._runners)
         else:
-            self._channels = open_channels(self.plan.placement, [ranks], device)
+            self._channels = open_channels(self.plan.placement, [self._ranks], self._device)
             self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(self._channels))]
-        self._sharing = Sharing(module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
+        self._sharing = Sharing(self.module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
         self._programs: dict[tuple[int, bool], Program] = {}
-        self._unchecked_steps = 0 if self._is_virtual else options.check_data_steps
-        self._num_evaluations = 0
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -123,7 +142,9 @@ class Pipeline:
             check_agreement(microbatches, trainer.train_dataloader)
         for runner in self._runners:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
+        start = perf_counter()
         self._run(self._program(len(microbatches)))
+        self.last_step_seconds = perf_counter() - start
         self.ownership = self._sharing.finish_step(self._executors, self._channels, self.ownership, self._stubs)
         return self._output(len(microbatches) - 1)
 
@@ -180,10 +201,45 @@ class Pipeline:
             executor.recorder = runner.recorder = recorder
             executor.passes.profiled_weights = None if recorder is None else recorder.new_weights
 
-    def use_order(self, plan: Plan) -> None:
-        """From the next step on run another order; partition and placement must be those of the running plan."""
-        self.plan = plan
-        self._programs.clear()
+    @property
+    def joins_ends(self) -> bool:
+        """Whether the first and the last chunk must stay on one device here: they share a parameter without a second name."""
+        return not self._is_virtual and self._sharing.joins_ends
+
+    def switch(self, plan: Plan) -> None:
+        """From the next step on run another plan; called on all processes between two steps.
+
+        Where partition or placement change, parameters, optimizer state and buffers move to the devices that need them.
+
+        Args:
+            plan: for the same layers, devices and number of microbatches.
+        """
+        old = self.plan
+        if (plan.partition, plan.placement) == (old.partition, old.placement):
+            self.plan = plan
+            self._programs.clear()
+            return
+        channels, is_copy = self._channels, self._sharing.is_copy
+        self._past = self._total()
+        self._lay_out(plan)
+        if channels is not None:
+            by_rank = [plan.placement.chunks_of(self._ranks.index(rank)) for rank in range(self._world_size)]
+            self.ownership = move_state(
+                self.module,
+                self.stack,
+                self.ownership,
+                is_copy,
+                self.module.trainer.optimizers,
+                [[self._windows[c] for c in chunks] for chunks in by_rank],
+                channels,
+            )
+        for executor in self._executors:
+            executor.transport.close()
+        self._start()
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """The values of all processes on rank 0 in the order of ranks, None elsewhere (a collective)."""
+        return self._gather(value)
 
     def _run(self, program: Program) -> None:
         if self._is_virtual:
@@ -253,11 +309,16 @@ class Pipeline:
     @property
     def statistics(self) -> dict[str, Any]:
         """What this process did since the start; see `Statistics`, plus the bytes of its parameters."""
+        sizes = {"own_parameter_bytes": self.ownership.own_bytes, "parameter_bytes": self.ownership.total_bytes}
+        return {**self._total().as_dict(), **sizes}
+
+    def _total(self) -> Statistics:
         total = self._executors[0].statistics
         for executor in self._executors[1:]:
             total = total + executor.statistics
-        sizes = {"own_parameter_bytes": self.ownership.own_bytes, "parameter_bytes": self.ownership.total_bytes}
-        return {**total.as_dict(), **sizes}
+        joined = self._past + total
+        joined.steps = self._past.steps + total.steps
+        return joined
 
 
 def _run_seed() -> int:

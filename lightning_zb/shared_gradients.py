@@ -7,6 +7,7 @@ first training step: until then everything outside the layers counts as shared b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import lightning.pytorch as pl
@@ -74,6 +75,14 @@ class Sharing:
         if parameter in self._tied:
             return self._holders(parameter)[0] not in self._devices
         return any(p is parameter for p in self._copies)
+
+    @property
+    def joins_ends(self) -> bool:
+        """Whether both ends, on this process, use a parameter that has one name only, as known after the first step."""
+        names = Counter(id(p) for _, p in self._module.named_parameters(remove_duplicate=False))
+        last = self._placement.num_chunks - 1
+        shared = [p for runner in self._runners for p, chunks in runner.shared.items() if {0, last} <= set(chunks)]
+        return self._is_one_process and last > 0 and any(names[id(p)] == 1 for p in shared)
 
     def finish_step(
         self, executors: Sequence[Executor], channels: Channels | None, ownership: Ownership, stubs: PrologueStubs

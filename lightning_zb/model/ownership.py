@@ -94,13 +94,21 @@ def take_ownership(module: nn.Module, stack: LayerStack, windows: Iterable[Windo
                 m._buffers[name] = None if b is None else b.to("meta")
     freed = {id(new) for _, new in memo.values()}
     parameters = tuple(module.named_parameters())
-    buffers = frozenset(
+    return Ownership(parameters, tuple(id(p) not in freed for _, p in parameters), updated_buffers(module, stack, windows))
+
+
+def updated_buffers(module: nn.Module, stack: LayerStack, windows: Iterable[Window]) -> frozenset[str]:
+    """Names of the buffers that a device with these chunks updates; see `Ownership`."""
+    windows = tuple(windows)
+    own_modules = {id(m) for w in windows for layer in stack.modules[w.start : w.stop] for m in layer.modules()}
+    inside = {id(m) for layer in stack.modules for m in layer.modules()}
+    holds_outside = any(w.is_first or w.is_last for w in windows)
+    return frozenset(
         f"{prefix}.{name}" if prefix else name
         for prefix, m in module.named_modules()
         for name in m._buffers
         if (id(m) in own_modules if id(m) in inside else holds_outside)
     )
-    return Ownership(parameters, tuple(id(p) not in freed for _, p in parameters), buffers)
 
 
 def release(

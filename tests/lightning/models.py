@@ -169,7 +169,40 @@ class HybridModule(Trained):
         return self.model(**batch).loss
 
 
-MODELS = {"sequential": SequentialModule, "tokens": TokenModule, "hybrid": HybridModule}
+class CountingBlock(Block):
+    """Its output depends on a buffer that every forward changes."""
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return super().forward(x) * (1 + 1e-3 * self.calls.item())
+
+
+class SwitchingModule(TokenModule):
+    """After some steps goes over to another plan, given as schedule and layer counts; nothing happens under the plain Trainer."""
+
+    def __init__(self, switches: dict[int, tuple[str, list[int] | str]], **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.switches = switches
+        for layer in self.net.layers:
+            layer.__class__ = CountingBlock
+            layer.register_buffer("calls", torch.zeros(()))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        from lightning_zb.planning.planner import make_plan
+
+        strategy = self.trainer.strategy
+        if self.trainer.global_step in self.switches and hasattr(strategy, "pipeline") and not strategy._queue:
+            schedule, partition = self.switches.pop(self.trainer.global_step)
+            plan = strategy.plan
+            new = make_plan(plan.costs, plan.num_devices, plan.num_microbatches, schedule, partition=partition)
+            strategy.pipeline.switch(new)
+            assert strategy.plan is new
+
+    def on_train_end(self) -> None:
+        assert not self.switches or not hasattr(self.trainer.strategy, "pipeline")
+
+
+MODELS = {"sequential": SequentialModule, "tokens": TokenModule, "hybrid": HybridModule, "switching": SwitchingModule}
 
 
 def dataset(model: str, size: int) -> torch.utils.data.Dataset:
