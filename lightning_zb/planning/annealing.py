@@ -16,6 +16,8 @@ from numba import njit
 from lightning_zb.planning.instance import Instance, span_cost, start_times
 from lightning_zb.planning.random_stream import below, uniform
 
+_MOVE_WORK = 4  # choosing a pass and a place, compared with looking at one pass in a heap
+
 
 def positive(instance: Instance) -> Instance:
     """The same problem with a tiny duration in place of zero."""
@@ -244,14 +246,14 @@ def _shift(state, at, to):
 
 
 @njit(cache=True)
-def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, criticality, own_start):
+def anneal(instance, order, stream, budget, hot, cold, guide, reach, criticality, own_start):
     """Improve an order that runs and fits.
 
     Args:
         instance: with positive durations only (see `positive`), so that no cycle of passes is free of charge.
         order: flat order; holds the best one found afterwards.
         stream: state of the random stream, advanced.
-        evaluations: moves to try.
+        budget: work to spend, counted in passes looked at; a move costs at least `_MOVE_WORK`.
         hot: temperature at the beginning, seconds.
         cold: at the end.
         guide: weight of the mean span beside the largest: tells equal plans apart.
@@ -283,9 +285,12 @@ def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, critic
     best = state.cost[0]
     best_mean = state.cost[1]
     temperature = hot
-    for trial in range(evaluations):
-        if trial & 255 == 0:
-            temperature = hot * (cold / hot) ** (trial / evaluations)
+    work = checked = 0
+    while work < budget:
+        work += _MOVE_WORK
+        if work >= checked:
+            temperature = hot * (cold / hot) ** (work / budget)
+            checked = work + budget // 1000
         x = below(stream, total)
         if uniform(stream) < criticality:
             for _ in range(4 * num_devices):
@@ -314,6 +319,7 @@ def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, critic
             state.tail[y] = _longest(instance, state, y, own_start)
         kept = high - low + 1
         count = kept
+        work += kept
         refused = False
         for i in range(low, high + 1):
             y = state.order[i]
@@ -334,6 +340,7 @@ def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, critic
                 _push_followers(instance, state, heap, changed[i])
             while heap.size[0] > 0:
                 y = _pop(heap)
+                work += 1
                 begin = _earliest(instance, state, y)
                 if begin == state.start[y]:
                     continue
@@ -375,8 +382,9 @@ def anneal(instance, order, stream, evaluations, hot, cold, guide, reach, critic
             first_moved = first_moved or low == instance.offset[d]
         if first_moved:  # every tail to that device's end counts from another start
             _rebuild(instance, state, own_start)
+            work += 3 * total
         else:
-            _update_tails(instance, state, heap, low, high, own_start)
+            work += _update_tails(instance, state, heap, low, high, own_start)
         if state.cost[0] < best - tiny or (state.cost[0] <= best and state.cost[1] < best_mean):
             best, best_mean = state.cost[0], state.cost[1]
             best_order[:] = state.order
@@ -404,18 +412,25 @@ def _push_followers(instance, state, heap, y):
 
 @njit(cache=True)
 def _update_tails(instance, state, heap, low, high, own_start):
-    """Propagate tails backwards from a moved stretch until nothing changes; latest passes first."""
+    """Propagate tails backwards from a moved stretch until nothing changes; latest passes first.
+
+    Returns:
+        How many passes were looked at.
+    """
+    looked = 0
     for i in range(low, high + 1):
         y = state.order[i]
         _push_leaders(instance, state, heap, y)
         _push(heap, -state.start[y], y)
     while heap.size[0] > 0:
         y = _pop(heap)
+        looked += 1
         tail = _longest(instance, state, y, own_start)
         if tail == state.tail[y]:
             continue
         state.tail[y] = tail
         _push_leaders(instance, state, heap, y)
+    return looked
 
 
 @njit(cache=True, inline="always")

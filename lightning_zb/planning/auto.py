@@ -130,6 +130,8 @@ def _steps(candidates: list[Candidate]) -> Iterator[tuple[Candidate, int]]:
 def _offer_named(candidate: Candidate) -> None:
     """Warm starts: the schedules by name that belong to the placement, where they fit."""
     names = {"wave-2": ("zb-v", "v-half", "v-min"), "sequential": ("zb",)}.get(candidate.name, ())
+    if min(candidate.problem.limits) >= candidate.problem.costs.activation_bytes:
+        names = names[:1]  # v-half and v-min are for less memory than that
     for name in names:
         spec = find_schedule(name)
         assert not isinstance(spec, SearchSpec)

@@ -41,7 +41,7 @@ DEFAULT_EFFORT = 14
 passes, and grows with the number of passes to the power 0.6."""
 
 _PASSES_PER_UNIT = 1_500_000  # passes that the list scheduler places
-_MOVES_PER_PASS = 0.035  # a move of the annealer costs as much as placing some thirty passes
+_LOOKS_PER_PASS = 0.6  # the annealer looks at that many passes in the time in which one is placed
 _KEPT_VECTORS = 4
 
 
@@ -193,7 +193,7 @@ class Searcher:
                 number = self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)
                 self._tune(self._vectors[number][2], max(2, int(size * unit / total)))
             else:
-                self._anneal(max(100, int(size * unit * _MOVES_PER_PASS)))
+                self._anneal(int(size * unit * _LOOKS_PER_PASS))
             self._round += 1
             self._units += size
             self._seconds_per_unit = (time.perf_counter() - started) / size
@@ -209,7 +209,7 @@ class Searcher:
         self._tuned = order
         self._offer(order)
 
-    def _anneal(self, moves: int) -> None:
+    def _anneal(self, work: int) -> None:
         """Continue from the best order; every other time from the order tuned last, unless that is far behind."""
         order = self._order
         if self._round // 2 % 2 == 1 and self._figure(self._tuned) <= 1.02 * self.value:
@@ -218,9 +218,9 @@ class Searcher:
         if forward <= 0.0:
             return
         order = order.copy()
-        hot = 0.02 if self._round % 4 == 1 else 0.06
+        hot = 0.006 if self._round % 4 == 1 else 0.02
         anneal(
-            positive(self.instance), order, self._stream, moves, hot * forward, 0.002 * forward, 0.1, 3.0, 0.6, self._own_start
+            positive(self.instance), order, self._stream, work, hot * forward, 0.002 * forward, 0.1, 3.0, 0.6, self._own_start
         )
         self._offer(order)
 
