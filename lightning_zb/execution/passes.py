@@ -17,18 +17,48 @@ from lightning_zb.execution.protocols import ChunkRunner
 from lightning_zb.execution.split_backward import DeferredWeights, accumulate
 
 
+class _Entry:
+    """Where a received tensor enters the chunk's graph, and its gradient leaves it.
+
+    Not a leaf: AccumulateGrad would copy the gradient to the leaf's strides, and autocast would cache a leaf's cast and
+    add the gradients of its uses in the low precision; the unsplit model does neither.
+    """
+
+    __slots__ = ("gradient", "tensor")
+
+    def __init__(self) -> None:
+        self.gradient: Tensor | None = None
+
+    def enter(self, tensor: Tensor) -> Tensor:
+        """The tensor as the chunk sees it."""
+        self.tensor = tensor
+        return _Enter.apply(torch.empty(0, requires_grad=True), self, tensor)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, entry: _Entry, tensor: Tensor) -> Tensor:
+        ctx.entry = entry
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.entry.gradient = gradient
+        return None, None, None
+
+
 @dataclass(slots=True)
 class _Live:
     """One chunk on one microbatch, from its F to its W.
 
     Args:
-        received: leaves whose gradient goes back to the chunk before.
+        received: where the gradients that go back to the chunk before arrive.
         roots: outputs that need a gradient.
         weights: the weight-gradient work F recorded; None where the backward runs whole.
         kept: gradients of shared parameters that B computed itself.
     """
 
-    received: list[Tensor]
+    received: list[_Entry]
     roots: list[Tensor]
     weights: DeferredWeights | None
     kept: dict[nn.Parameter, Tensor] = field(default_factory=dict)
@@ -92,11 +122,17 @@ class Passes:
         assert self._program is not None
         training = not self._program.forward_only
         last = chunk == self._program.placement.num_chunks - 1
-        received, leaves = None, []
+        received: Any = None
+        leaves: list[_Entry] = []
         if packet is not None:
             if training:
-                leaves = [t.requires_grad_() for t, how in _zip_layout(packet) if how.requires_grad]
-            received = unflatten(packet.layout, packet.tensors)
+                needed = [how.requires_grad for how in packet.layout.tensors]
+                entries = [_Entry() if need else None for need in needed]
+                entered = [t if e is None else e.enter(t) for e, t in zip(entries, packet.tensors, strict=True)]
+                received = unflatten(packet.layout, entered)
+                leaves = [e for e in entries if e is not None]
+            else:
+                received = unflatten(packet.layout, packet.tensors)
         whole = (chunk, microbatch) in self._fused and not self._shared_in(chunk) and self.profiled_weights is None
         if not training or whole:
             weights = None
@@ -191,14 +227,10 @@ class Passes:
             parameter.grad = gradient
 
 
-def _zip_layout(packet: Packet) -> Iterator[tuple[Tensor, Any]]:
-    return zip(packet.tensors, packet.layout.tensors, strict=True)
-
-
-def _pack_gradients(received: list[Tensor]) -> Packet:
-    """Gradients of received leaves; where several can be missing, a mask says which are (zeros would not be the same)."""
-    gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in received]
-    present = [t.grad is not None for t in received] if len(received) > 1 else None
+def _pack_gradients(received: list[_Entry]) -> Packet:
+    """Gradients of what was received; where several can be missing, a mask says which are (zeros would not be the same)."""
+    gradients = [torch.zeros_like(e.tensor) if e.gradient is None else e.gradient for e in received]
+    present = [e.gradient is not None for e in received] if len(received) > 1 else None
     return pack((gradients, present))
 
 
