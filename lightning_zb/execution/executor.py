@@ -16,7 +16,7 @@ from lightning_zb.execution.payload import Packet
 from lightning_zb.execution.program import Compute, Instruction, Message, Program, Receive, Send, Validate
 from lightning_zb.execution.protocols import ChunkRunner
 from lightning_zb.execution.statistics import Recorder, Statistics
-from lightning_zb.execution.transport import PeerRestarted, Transport
+from lightning_zb.execution.transport import Transport, TransportError
 from lightning_zb.planning.schedule import PassKind
 
 
@@ -42,6 +42,7 @@ class Executor:
     passes: Passes = field(init=False)
     _packets: dict[Message, Packet] = field(init=False, default_factory=dict)
     _results: dict[int, Any] = field(init=False, default_factory=dict)
+    _trains: bool = field(init=False, default=False)
     _executed: Counter[PassKind] = field(init=False, default_factory=Counter)
     _buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
 
@@ -62,12 +63,16 @@ class Executor:
         instructions = program.instructions[self.device]
         position = 0
         while position < len(instructions):
-            try:
-                restarts = self._validate(instructions[position])
-                if not restarts:
+            restarts = self._validate(instructions[position])
+            if not restarts:
+                try:
                     self.execute(instructions[position])
-            except PeerRestarted:  # what it sent instead of an input it will not compute; our verdict says the same
-                restarts = self.optimistic is not None and self.optimistic.resolve()
+                except TransportError:
+                    raise
+                except Exception:  # with weights that will not stand, or with what a restarted peer sends in place of inputs
+                    if self.optimistic is None or not self.optimistic.is_pending or not self.optimistic.resolve():
+                        raise
+                    restarts = True
             position = 0 if restarts else position + 1
             if restarts:
                 self._restart(program)
@@ -80,6 +85,7 @@ class Executor:
         self._packets.clear()
         self._results.clear()
         self._executed.clear()
+        self._trains = not program.forward_only
         if self.optimistic is None:
             return
         if program.forward_only:
@@ -139,7 +145,7 @@ class Executor:
         """End the step; the results of the last chunk in the order of microbatches."""
         self.transport.finish()
         self.statistics.passes += self._executed
-        self.statistics.steps += 1
+        self.statistics.steps += self._trains
         return [self._results[j] for j in sorted(self._results)]
 
     def _take(self, compute: Compute) -> Packet | None:

@@ -26,12 +26,14 @@ class TensorLayout:
         dtype: its dtype.
         requires_grad: whether its gradient comes back.
         dims: dimensions from the largest stride to the smallest where that is not their natural order, else None.
+        on_host: whether it lives in CPU memory, whatever the chunks run on.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool = False
     dims: tuple[int, ...] | None = None
+    on_host: bool = False
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}{' with gradient' if self.requires_grad else ''}"
@@ -179,7 +181,8 @@ def tensor_layout(tensor: Tensor) -> TensorLayout:
         strides = tensor.stride()
         order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], d)))
         dims = order if tensor.permute(order).is_contiguous() else None
-    return TensorLayout(tuple(tensor.shape), tensor.dtype, tensor.requires_grad and torch.is_grad_enabled(), dims)
+    needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
+    return TensorLayout(tuple(tensor.shape), tensor.dtype, needs_gradient, dims, tensor.device.type == "cpu")
 
 
 def pack(payload: Any) -> Packet:

@@ -124,7 +124,6 @@ class DistributedTransport:
     _posted: dict[Message, _Posted] = field(default_factory=dict)
     _sending: dict[Message, _Sending] = field(default_factory=dict)
     _sent_before: list[_Sending] = field(default_factory=list)
-    _headers: list[tuple[Any, Tensor]] = field(default_factory=list)
     _num_posted: Counter[int] = field(default_factory=Counter)
     _num_sent: Counter[int] = field(default_factory=Counter)
 
@@ -153,7 +152,7 @@ class DistributedTransport:
         posted = self._posted.pop(message)
         self._wait_received(message, source, posted)
         restored = [
-            layout.restore(self._to_device(buffer))
+            layout.restore(buffer.to("cpu" if layout.on_host else self.channels.compute_device))
             for layout, buffer in zip(posted.layout.tensors, posted.buffers, strict=True)
         ]
         return Packet(posted.layout, tuple(restored))
@@ -161,15 +160,15 @@ class DistributedTransport:
     def send(self, message: Message, destination: int, packet: Packet) -> None:
         key = self._key(message)
         known = self._layouts.get(key)
+        sending = _Sending(message, destination, [], [])
         if known is None:
             self._layouts[key] = packet.layout
-            self._send_header(message, destination, packet.layout)
+            self._send_header(sending, packet.layout)
         elif known != packet.layout:
             raise TransportError(
                 f"device {self.channels.device} hands {packet.layout} as {message} to device {destination}, but microbatches "
                 f"of this shape had {known} before; hand over tensors of shapes that follow from the batch"
             )
-        sending = _Sending(message, destination, [], [])
         with self._naming(f"sending {message}", destination):
             for layout, tensor in zip(packet.layout.tensors, packet.tensors, strict=True):
                 self._isend(sending, layout.contiguous_view(tensor))
@@ -206,9 +205,6 @@ class DistributedTransport:
         self._wait_for(self._sent_before)
         self._sent_before = list(self._sending.values())
         self._sending = {}
-        for work, _ in self._headers:
-            work.wait()
-        self._headers = []
 
     def close(self) -> None:
         self.finish()
@@ -246,13 +242,13 @@ class DistributedTransport:
     def _send_nothing(self, message: Message, destination: int) -> None:
         """Send zeros in place of a message, or, where its layout was never negotiated, a header that says so."""
         layout = self._layouts.get(self._key(message))
-        if layout is None:
-            self._send_header(message, destination, None)
-            return
         sending = _Sending(message, destination, [], [])
-        with self._naming(f"sending {message} empty", destination):
-            for tensor in layout.tensors:
-                self._isend(sending, tensor.empty(self.channels.buffer_device).zero_())
+        if layout is None:
+            self._send_header(sending, None)
+        else:
+            with self._naming(f"sending {message} empty", destination):
+                for tensor in layout.tensors:
+                    self._isend(sending, tensor.empty(self.channels.buffer_device).zero_())
         self._sent_before.append(sending)
 
     def _wait_received(self, message: Message, source: int, posted: _Posted) -> None:
@@ -266,22 +262,20 @@ class DistributedTransport:
         sending.works.append(dist.isend(buffer, dst=rank, group=group))
         sending.buffers.append(buffer)
 
-    def _to_device(self, buffer: Tensor) -> Tensor:
-        return buffer.to(self.channels.compute_device)
-
     def _wait_for(self, sendings: list[_Sending]) -> None:
         for sending in sendings:
             with self._naming(f"finishing the send of {sending.message}", sending.destination):
                 for work in sending.works:
                     work.wait()
 
-    def _send_header(self, message: Message, destination: int, layout: Layout | None) -> None:
+    def _send_header(self, sending: _Sending, layout: Layout | None) -> None:
         """Send a layout, size first; size 0 stands for a message that will not come."""
         data = torch.tensor(list(layout.to_bytes() if layout is not None else b""), dtype=torch.uint8)
-        rank = self.channels.ranks[destination]
-        with self._naming(f"sending the layout of {message}", destination):
+        rank = self.channels.ranks[sending.destination]
+        with self._naming(f"sending the layout of {sending.message}", sending.destination):
             for tensor in (torch.tensor([len(data)]), data)[: 1 + (layout is not None)]:
-                self._headers.append((dist.isend(tensor, dst=rank, group=self.channels.control), tensor))
+                sending.works.append(dist.isend(tensor, dst=rank, group=self.channels.control))
+                sending.buffers.append(tensor)
 
     def _receive_header(self, message: Message, source: int) -> Layout | None:
         size = torch.zeros(1, dtype=torch.int64)

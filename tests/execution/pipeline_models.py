@@ -75,17 +75,18 @@ def whole(schedule: Schedule) -> Schedule:
 
 
 class Block(nn.Module):
-    """Norm, two linear layers with a nonlinearity, residual; in training it counts its calls and depends on the count."""
+    """Norm, two linear layers with a nonlinearity, residual; a counting one counts its training calls and depends on them."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, counting: bool = False) -> None:
         super().__init__()
+        self.counting = counting
         self.register_buffer("calls", torch.zeros(()))
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled():
+        if self.counting and torch.is_grad_enabled():
             self.calls.add_(1)
         return x * (1 + self.calls / 1024) + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
 
@@ -93,11 +94,13 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Embedding, blocks and a head, cut into chunks of one block each; optionally tied, with a side payload, frozen."""
 
-    def __init__(self, num_chunks: int, tied: bool = False, nested: bool = False, frozen: bool = False) -> None:
+    def __init__(
+        self, num_chunks: int, tied: bool = False, nested: bool = False, frozen: bool = False, counting: bool = False
+    ) -> None:
         super().__init__()
         self.num_chunks, self.nested = num_chunks, nested
         self.embedding = nn.Embedding(11, 8)
-        self.blocks = nn.ModuleList(Block(8) for _ in range(num_chunks))
+        self.blocks = nn.ModuleList(Block(8, counting) for _ in range(num_chunks))
         self.head = nn.Linear(8, 11, bias=False)
         if tied:
             self.head.weight = self.embedding.weight

@@ -70,7 +70,7 @@ class Case:
 
 def make_training(case: Case) -> tuple[Model, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     torch.manual_seed(0)
-    model = Model(case.placement.num_chunks, **case.options)
+    model = Model(case.placement.num_chunks, counting=True, **case.options)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.1}]
