@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import nn
 
 from lightning_zb.data_agreement import check_agreement
-from lightning_zb.execution import gradient_norm
 from lightning_zb.execution.channels import Channels, open_channels
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.lowering import lower, lower_forward
@@ -38,6 +37,7 @@ from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, fir
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import Pass
 from lightning_zb.shared_gradients import Sharing
+from lightning_zb.stepping import PostValidation, StepEnding, StepOwner
 from lightning_zb.switching import move_state
 
 EVALUATION_STEPS = 1 << 40
@@ -89,12 +89,14 @@ class Pipeline:
         chosen = choose_plan(options.plan, module, self.stack, num_devices, num_microbatches, broadcast, rank == 0)
         self.announcement = chosen.announcement
         self._is_virtual = world_size == 1
-        self._world_size, self._rank, self._device = world_size, rank, device
+        self._world_size, self._rank = world_size, rank
+        self.device, self.request = device, options.plan
         self._lay_out(chosen.plan)
         self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()), device))
         self.ownership = take_ownership(module, self.stack, self._own_windows())
         self._stubs = PrologueStubs(module, self._interception, device)
         self._past = Statistics()
+        self.ending: StepEnding | None = None
         self._start()
         self._unchecked_steps = 0 if self._is_virtual else options.check_data_steps
         self._num_evaluations = 0
@@ -119,7 +121,7 @@ class Pipeline:
         if self._is_virtual:
             self._executors = offline_executors(self._runners)
         else:
-            self._channels = open_channels(self.plan.placement, [self._ranks], self._device)
+            self._channels = open_channels(self.plan.placement, [self._ranks], self.device)
             self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(self._channels))]
         self._sharing = Sharing(self.module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
         self._programs: dict[tuple[int, bool], Program] = {}
@@ -143,27 +145,36 @@ class Pipeline:
         for runner in self._runners:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
         start = perf_counter()
-        self._run(self._program(len(microbatches)))
+        self._last_program = self._program(len(microbatches))
+        self._run(self._last_program)
         self.last_step_seconds = perf_counter() - start
         self.ownership = self._sharing.finish_step(self._executors, self._channels, self.ownership, self._stubs)
         return self._output(len(microbatches) - 1)
 
-    def clip(self, optimizer: torch.optim.Optimizer, max_value: float, algorithm: str) -> None:
-        """Clip the gradients of the whole model now.
+    def end_steps(
+        self, optimizer: torch.optim.Optimizer, mode: PostValidation, keeps_gradients: bool, error_if_nonfinite: bool
+    ) -> None:
+        """Say how training steps end, once the optimizer exists; see `StepEnding`."""
 
-        Args:
-            optimizer: its parameter groups give the order in which norms are combined.
-            max_value: largest norm, or largest absolute value of an element.
-            algorithm: `norm` or `value`.
-        """
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if algorithm == "value":
-            torch.nn.utils.clip_grad_value_([p for p in parameters if p.grad is not None], max_value)
-            return
-        slots = gradient_norm.local_norms(parameters, [not self._sharing.is_copy(p) for p in parameters])
-        if not self._is_virtual:
-            slots = gradient_norm.reduce_norms(slots)
-        gradient_norm.clip_gradients(parameters, max_value, gradient_norm.total_norm(slots, parameters))
+        def make() -> StepEnding:
+            owner = StepOwner(optimizer, self._own_buffers, self._sharing.is_copy)
+            return StepEnding(owner, self._executors, mode, self.plan, keeps_gradients, error_if_nonfinite)
+
+        self._make_ending = make
+        self.ending = make()
+
+    def finish_step(self) -> None:
+        """Update this process's parameters, now or when the step is validated."""
+        assert self.ending is not None
+        self.ending.finish(self._last_program.finishing_order)
+
+    def flush(self) -> None:
+        """Finish a pending step, so that weights and optimizer state are final; any rank may do so alone."""
+        if self.ending is not None:
+            self.ending.flush()
+
+    def _own_buffers(self) -> list[torch.Tensor]:
+        return [b for name, b in self.module.named_buffers() if name in self.ownership.buffers and not b.is_meta]
 
     def evaluate(self, method: str, args: tuple[Any, ...], context: Callable[[], Any]) -> Any:
         """Run a validation, test or prediction step forward through the pipeline.
@@ -214,6 +225,7 @@ class Pipeline:
         Args:
             plan: for the same layers, devices and number of microbatches.
         """
+        self.flush()
         old = self.plan
         if (plan.partition, plan.placement) == (old.partition, old.placement):
             self.plan = plan
@@ -233,9 +245,13 @@ class Pipeline:
                 [[self._windows[c] for c in chunks] for chunks in by_rank],
                 channels,
             )
+        if self.ending is not None:
+            self.ending.close()
         for executor in self._executors:
             executor.transport.close()
         self._start()
+        if self.ending is not None:
+            self.ending = self._make_ending()
 
     def gather(self, value: Any) -> list[Any] | None:
         """The values of all processes on rank 0 in the order of ranks, None elsewhere (a collective)."""
@@ -283,10 +299,12 @@ class Pipeline:
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """The whole model's state dict on rank 0, {} elsewhere (a collective)."""
+        self.flush()
         return state.consolidated_state_dict(self.module, self.ownership, self._gather)
 
     def consolidated_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The whole model's optimizer state on rank 0, {} elsewhere (a collective)."""
+        self.flush()
         return state.consolidated_optimizer_state(optimizer, self._gather)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool) -> None:

@@ -22,11 +22,13 @@ from lightning_utilities.core.rank_zero import rank_zero_only as utilities_rank_
 from torch import Tensor, nn
 
 from lightning_zb import metrics, precision, refusals
+from lightning_zb.callback import ZeroBubbleCallback
 from lightning_zb.data_agreement import share_random_state
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.plan import Plan
+from lightning_zb.stepping import PostValidation
 
 
 class ZeroBubbleStrategy(ParallelStrategy):
@@ -43,6 +45,9 @@ class ZeroBubbleStrategy(ParallelStrategy):
         layers: dotted path of the container that holds the layers, or several paths; None to find it.
         partition: layers to chunks: `"even"`, `"balanced"`, or the number of layers of each chunk.
         costs: path of a costs file (as `lightning-zb profile` writes); None to assume costs from parameter counts.
+        post_validation: `"exact"` steps before the norm of the whole model is known and rolls back where it clips;
+            `"auto"` does so while gradients are not clipped; `"inplace"` needs no copy but is not bitwise; `"off"` waits.
+        error_if_nonfinite: raise on every rank where the gradient norm is not finite, instead of skipping the step.
         virtual_devices: run a pipeline of that many devices inside one process (`Trainer(devices=1)`), to try a plan or
             test a model without starting processes.
         start_method: `"popen"` runs the script again for each device; `"spawn"` and `"fork"` start functions.
@@ -60,6 +65,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
         layers: str | Sequence[str] | None = None,
         partition: str | Sequence[int] = "even",
         costs: str | Path | None = None,
+        post_validation: str = "auto",
+        error_if_nonfinite: bool = False,
         virtual_devices: int | None = None,
         start_method: str = "popen",
         timeout_seconds: float = 1800.0,
@@ -77,6 +84,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
             virtual_devices=virtual_devices,
             check_data_steps=check_data_steps,
         )
+        self._post_validation = PostValidation.parse(post_validation)
+        self._error_if_nonfinite = error_if_nonfinite
         self._start_method = start_method
         self._timeout = timedelta(seconds=timeout_seconds)
         self.num_nodes = 1
@@ -106,6 +115,11 @@ class ZeroBubbleStrategy(ParallelStrategy):
     def statistics(self) -> dict[str, Any]:
         """What this device did: passes executed by kind, bytes of own parameters, seconds waited, transfers."""
         return self.pipeline.statistics
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether no microbatch of an unfinished step is queued."""
+        return not self._queue
 
     def owns(self, parameter: nn.Parameter) -> bool:
         """True where this process holds and trains the parameter."""
@@ -149,6 +163,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
         trainer = module.trainer
         if not any(isinstance(c, metrics.LossRankMetrics) for c in trainer.callbacks):
             trainer.callbacks.insert(0, metrics.LossRankMetrics())
+        if not any(isinstance(c, ZeroBubbleCallback) for c in trainer.callbacks):
+            trainer.callbacks.insert(1, ZeroBubbleCallback())
         metrics.share_after_epoch_end(module, trainer)
 
     def _set_world_ranks(self) -> None:
@@ -209,6 +225,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
             refusals.check_optimizers(self.optimizers)
+            reads = refusals.reads_gradients(self.lightning_module)
+            self._pipeline.end_steps(self.optimizers[0], self._post_validation, reads, self._error_if_nonfinite)
         self.setup_precision_plugin()
         if trainer.state.fn == TrainerFn.FITTING:
             _optimizers_to_device(self.optimizers, self.root_device)
@@ -223,6 +241,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
         assert self.accelerator is not None
         self.cluster_environment.teardown()
         if self._pipeline is not None:
+            if self._pipeline.ending is not None:
+                self._pipeline.ending.close()
             self._pipeline.move_to(torch.device("cpu"))
             _optimizers_to_device(self.optimizers, torch.device("cpu"))
         self.precision_plugin.teardown()
@@ -267,11 +287,24 @@ class ZeroBubbleStrategy(ParallelStrategy):
 
     def clip(self, optimizer: Any, max_value: float, algorithm: str) -> None:
         """Clip the whole model's gradients; see `precision.StepFinisher`."""
-        self.pipeline.clip(_plain(optimizer), max_value, algorithm)
+        assert self.pipeline.ending is not None
+        self.pipeline.ending.clip(max_value, algorithm)
 
     def finish_step(self, optimizer: Any) -> None:
         """Update this device's parameters; see `precision.StepFinisher`."""
-        optimizer.step()
+        self.pipeline.finish_step()
+
+    def flush(self) -> None:
+        """Finish a step that is still to be validated: call it before reading weights, optimizer state or gradients.
+
+        Evaluation, checkpoints and the ends of epochs and of training do it by themselves.
+        """
+        if self._pipeline is not None:
+            self._pipeline.flush()
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self._pipeline is not None and self._pipeline.ending is not None:
+            self._pipeline.ending.abandon()
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 

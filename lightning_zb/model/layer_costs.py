@@ -118,7 +118,6 @@ def _high(values: Sequence[float]) -> float:
 
 
 def item_sizes(
-    module: nn.Module,
     stack: LayerStack,
     held: Iterable[nn.Parameter],
     users: Mapping[int, int],

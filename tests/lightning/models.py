@@ -178,7 +178,7 @@ class CountingBlock(Block):
 
 
 class SwitchingModule(TokenModule):
-    """After some steps goes over to another plan, given as schedule and layer counts; nothing happens under the plain Trainer."""
+    """After some steps goes over to another plan, given as schedule and layer counts; nothing under the plain Trainer."""
 
     def __init__(self, switches: dict[int, tuple[str, list[int] | str]], **kwargs) -> None:
         super().__init__(**kwargs)

@@ -1,0 +1,288 @@
+"""`ZeroBubbleCallback`: profile early steps, plan with what was measured, switch, keep an eye on drift and memory, report."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from enum import Enum, unique
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_zb import device_memory
+from lightning_zb.pipeline import Pipeline
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.plan import Plan
+from lightning_zb.profile_window import Profile, ProfileWindow
+from lightning_zb.replanning import Decision, Replan, decide
+
+
+@unique
+class _Purpose(Enum):
+    """What the running window is for."""
+
+    PROFILE = "profile"  # measure layers, links and memory; then plan
+    VERIFY = "verify"  # see how a new plan does
+    CHECK = "check"  # look for drift
+
+
+_NUM_VERIFY_STEPS = 4
+
+
+class ZeroBubbleCallback(pl.Callback):
+    """Measures the pipeline, plans again with true costs, switches, and reports; the strategy adds one where there is none.
+
+    Decisions are made on rank 0 and are the same on all ranks. Nothing is exchanged within a step; between steps only at the
+    end of a window of measured steps.
+
+    Args:
+        profile_steps: first step to measure and the first not to; None to measure nothing. The first of them counts bytes,
+            the others take times.
+        replan: what a new plan may change: `"off"`, `"order"`, `"partition"` or `"placement"`. Order is free; the
+            others move parameters and optimizer state between devices once.
+        check_every: steps between checks for drift; 0 for none.
+        drift_tolerance: share by which a chunk's measured seconds may leave those planned with.
+        min_gain: share of a step's time that a new plan must save.
+        report: whether to write plan, costs, pictures and traces to the log directory.
+    """
+
+    def __init__(
+        self,
+        profile_steps: tuple[int, int] | None = (4, 11),
+        replan: str | Replan = Replan.ORDER,
+        check_every: int = 200,
+        drift_tolerance: float = 0.15,
+        min_gain: float = 0.01,
+        report: bool = True,
+    ) -> None:
+        if profile_steps is not None and profile_steps[1] - profile_steps[0] < 2:
+            raise ValueError(f"profile_steps={profile_steps} must hold two steps at least: one counts bytes, one takes times")
+        try:
+            self.replan = Replan(replan)
+        except ValueError:
+            raise ValueError(f"replan={replan!r}; write one of {', '.join(repr(r.value) for r in Replan)}") from None
+        self.profile_steps, self.check_every, self.report = profile_steps, check_every, report
+        self.drift_tolerance, self.min_gain = drift_tolerance, min_gain
+        self.decisions: list[Decision] = []
+        """All decisions since the fit began, the same on every rank."""
+        self.profile: Profile | None = None
+        """What was measured last (rank 0)."""
+        self.num_drifts = 0
+        """How often drift was noticed."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._num_steps = 0
+        self._window: ProfileWindow | None = None
+        self._purpose = _Purpose.PROFILE
+        self._next_check = 0
+        self._is_measured = False
+        self._predicted: Plan | None = None
+        self._recent: deque[float] = deque(maxlen=50)
+        self._peak_bytes = 0.0
+
+    # -- Lightning's calls -----------------------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if not hasattr(trainer.strategy, "is_between_steps"):
+            raise TypeError(f'ZeroBubbleCallback needs Trainer(strategy="zero_bubble"), not {type(trainer.strategy).__name__}')
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._reset()
+        self.decisions, self.num_drifts = [], 0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        strategy: Any = trainer.strategy
+        if not strategy.is_between_steps:
+            return
+        if self._window is None:
+            self._open_window(trainer, strategy.pipeline)
+        if self._window is not None:
+            self._window.begin_step()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        strategy: Any = trainer.strategy
+        if not strategy.is_between_steps:
+            return
+        pipeline: Pipeline = strategy.pipeline
+        self._num_steps += 1
+        if self._window is None:
+            self._recent.append(pipeline.last_step_seconds)
+        else:
+            self._window.end_step()
+            if self._window.is_over:
+                self._close_window(trainer, pipeline)
+        self._log_metrics(trainer, pipeline)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._window is not None:
+            trainer.strategy.pipeline.record(None)  # type: ignore[attr-defined]
+            self._window = None
+
+    # -- windows ---------------------------------------------------------------------------------------------------
+
+    def _open_window(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
+        """Start to measure where it is time to."""
+        steps = self.profile_steps
+        if steps is None:
+            return
+        if not self._is_measured and self._num_steps == steps[0]:
+            self._start(_Purpose.PROFILE, trainer, pipeline, steps[1] - steps[0])
+        elif self._is_measured and self.check_every and self._num_steps >= self._next_check:
+            self._start(_Purpose.CHECK, trainer, pipeline, 1)
+
+    def _start(self, purpose: _Purpose, trainer: pl.Trainer, pipeline: Pipeline, num_steps: int) -> None:
+        self._purpose = purpose
+        self._window = ProfileWindow(
+            pipeline,
+            trainer.optimizers,
+            num_steps,
+            counts_bytes=purpose is not _Purpose.CHECK,
+            measures_links=purpose is _Purpose.PROFILE,
+        )
+
+    def _close_window(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
+        """Gather, and do what the window was for; the next steps may be measured too."""
+        assert self._window is not None
+        profile = self._window.gather()
+        self._window = None
+        self._next_check = self._num_steps + self.check_every
+        if self._purpose is _Purpose.CHECK:
+            if self._has_drifted(trainer, pipeline, profile):
+                assert self.profile_steps is not None
+                self._start(_Purpose.PROFILE, trainer, pipeline, self.profile_steps[1] - self.profile_steps[0])
+            return
+        if self._purpose is _Purpose.PROFILE:
+            decision = self._decide(trainer, pipeline, profile)
+            pipeline.switch(decision.plan)
+            self._recent.clear()
+            if decision.change != "nothing":
+                self._start(_Purpose.VERIFY, trainer, pipeline, _NUM_VERIFY_STEPS)
+        self.profile = profile
+        self._is_measured, self._predicted = True, pipeline.plan
+        self._check_memory(trainer, pipeline, profile)
+        if self._window is None:
+            self._write_report(trainer, pipeline.plan, profile)
+
+    def _decide(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> Decision:
+        """Rank 0 plans; everybody gets the decision, or the error."""
+        budget = device_memory.settled_budget(pipeline, profile)
+        outcome: Decision | Exception | None = None
+        if profile is not None:
+            started = time.perf_counter()
+            try:
+                assert profile.costs is not None
+                outcome = decide(
+                    pipeline.plan,
+                    profile.costs,
+                    self.replan,
+                    pipeline.request.schedule,
+                    budget,
+                    self.min_gain,
+                    profile.joins_ends,
+                )
+                seconds = time.perf_counter() - started
+                rank_zero_info(f"zero_bubble, step {trainer.global_step}: {outcome.reason} (planned in {seconds:.1f} s)")
+            except Exception as error:
+                outcome = error
+        outcome = trainer.strategy.broadcast(outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert outcome is not None
+        self.decisions.append(outcome)
+        return outcome
+
+    def _has_drifted(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> bool:
+        """Whether a chunk takes longer or shorter than planned; on rank 0 says which."""
+        drift: str | None = None
+        if profile is not None:
+            drift = find_drift(pipeline.plan, profile.pass_seconds, self.drift_tolerance)
+            if drift is not None:
+                rank_zero_info(f"zero_bubble, step {trainer.global_step}: {drift}; measuring again")
+        drift = trainer.strategy.broadcast(drift)
+        self.num_drifts += drift is not None
+        return drift is not None
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def _check_memory(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> None:
+        """Compare measured peaks with the plan's limit; too much is reported at once."""
+        if profile is not None:
+            self._peak_bytes = max(profile.peak_bytes)
+            limits = pipeline.plan.memory_limit
+            for device, peak in enumerate(profile.peak_bytes):
+                if limits is not None and peak > limits[device]:
+                    rank_zero_warn(
+                        f"device {device} held {_size(peak)} of activations, more than its memory budget of "
+                        f"{_size(limits[device])}; predicted were {_size(pipeline.plan.predicted.peak_bytes[device])}"
+                    )
+
+    # -- reports ---------------------------------------------------------------------------------------------------
+
+    def _log_metrics(self, trainer: Any, pipeline: Pipeline) -> None:
+        """Log what rank 0 sees; no exchange with others."""
+        if self._predicted is None or not trainer.is_global_zero or not self._recent:
+            return
+        if self._num_steps % max(1, trainer.log_every_n_steps // max(1, trainer.accumulate_grad_batches)):
+            return
+        plan = self._predicted
+        measured = statistics.median(self._recent)
+        ideal = plan.costs.ideal_seconds(plan.placement, plan.num_microbatches)
+        metrics = {
+            "zb/bubble_rate": (measured - ideal) / measured,
+            "zb/step_time_predicted": plan.predicted.makespan,
+            "zb/step_time_measured": measured,
+            "zb/rollbacks": float(pipeline.statistics["rollbacks"]),
+            "zb/peak_memory": self._peak_bytes
+            if pipeline.device.type != "cuda"
+            else float(torch.cuda.max_memory_allocated(pipeline.device)),
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    def _write_report(self, trainer: Any, plan: Plan, profile: Profile | None) -> None:
+        if not self.report or not trainer.loggers or trainer.fast_dev_run:
+            return
+        directory = trainer.log_dir  # asks all ranks
+        if profile is None or directory is None:
+            return
+        from lightning_zb.report.directory import write_report
+
+        write_report(Path(directory) / "zero_bubble", plan, profile.timeline, profile.peak_bytes, self.decisions, profile.items)
+
+
+def find_drift(plan: Plan, pass_seconds: dict[tuple[int, str], float], tolerance: float) -> str | None:
+    """The chunk that is furthest from its plan, in words; None where all are near.
+
+    Differences count against the mean chunk, so that a tiny chunk's jitter is no drift.
+
+    Args:
+        plan: what runs.
+        pass_seconds: measured, by (chunk, part).
+        tolerance: share of the mean chunk's seconds.
+    """
+    planned = [_work(plan.costs, layers) for layers in plan.partition.chunks]
+    measured = [sum(pass_seconds.get((c, part), 0.0) for part in "FBW") for c in range(len(planned))]
+    mean = sum(planned) / len(planned)
+    worst = max(range(len(planned)), key=lambda c: abs(measured[c] - planned[c]))
+    if abs(measured[worst] - planned[worst]) <= tolerance * mean:
+        return None
+    return f"chunk {worst} takes {1e3 * measured[worst]:.1f} ms a microbatch, {1e3 * planned[worst]:.1f} ms were planned with"
+
+
+def _work(costs: CostModel, layers: tuple[int, ...]) -> float:
+    return sum(costs.layers[i].work for i in layers)
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.2f} GiB"

@@ -1,0 +1,54 @@
+"""Memory budgets at run time: what a device has left where no budget was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lightning_zb.pipeline import Pipeline
+from lightning_zb.planning.budget import MemoryBudget
+from lightning_zb.planning.registry import ScheduleSpec, find_schedule
+from lightning_zb.profile_window import Profile
+
+RESERVE = 0.1
+"""Share of a device's free memory that is left alone: fragments, workspaces, what libraries allocate later."""
+
+
+def free_bytes(device: torch.device) -> float | None:
+    """What a device could still give to activations between two steps; None where there is no limit to speak of (CPU)."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (1 - RESERVE) * (free + unused)
+
+
+def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:
+    """The budget to plan with: the one asked for, or what the devices have left (a collective).
+
+    Args:
+        pipeline: what runs.
+        profile: on rank 0 what was measured.
+    """
+    asked = pipeline.request.memory_budget
+    left = free_bytes(pipeline.device)
+    if asked is not None or left is None:
+        return asked
+    everyone: list[Any] = [(pipeline.devices[0], left)]
+    if pipeline.channels is not None:
+        everyone = [None] * pipeline.plan.num_devices
+        dist.all_gather_object(everyone, (pipeline.devices[0], left), group=pipeline.channels.control)
+    if profile is None or profile.costs is None or not profile.costs.activation_bytes or _has_own_budget(pipeline):
+        return None
+    by_device = dict(everyone)
+    return [by_device.get(d, left) / profile.costs.activation_bytes for d in range(pipeline.plan.num_devices)]
+
+
+def _has_own_budget(pipeline: Pipeline) -> bool:
+    try:
+        spec = find_schedule(pipeline.request.schedule)
+    except ValueError:
+        return False
+    return isinstance(spec, ScheduleSpec) and spec.own_budget is not None

@@ -1,0 +1,186 @@
+"""A few steps in which the pipeline is measured, and what rank 0 knows after them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.optim import Optimizer
+
+from lightning_zb.execution.links import clock_offsets, measure_links
+from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
+from lightning_zb.execution.profiler import Clock, PassTimes, clock_of, joined_timeline, read_times
+from lightning_zb.model.layer_costs import ItemProfile, cost_model, item_sizes, profile_items
+from lightning_zb.model.layer_recorder import LayerRecorder
+from lightning_zb.pipeline import Pipeline
+from lightning_zb.planning.costs import CostModel, Link
+from lightning_zb.planning.timeline import Timeline
+
+_KEPT_STEPS = 5  # whole steps that travel to rank 0, which shows the one of median length
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What one device measured.
+
+    Args:
+        device: which.
+        items: costs of its items; empty where no step counted bytes.
+        steps: for each of the last full steps its passes.
+        peak_bytes: activation bytes at their peak; on CUDA what the allocator gave out since the step began.
+        joins_ends: see `Pipeline.joins_ends`.
+    """
+
+    device: int
+    items: list[ItemProfile]
+    steps: list[tuple[PassTimes, ...]]
+    peak_bytes: float
+    joins_ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What all devices measured.
+
+    Args:
+        costs: of layers and links; None where the window took pass times only.
+        items: the layers' costs with their spread.
+        timeline: the full step of median length; None where every step was a short one.
+        pass_seconds: median seconds by (chunk, "F", "B" or "W").
+        peak_bytes: by device; zeros where the window took pass times only.
+        joins_ends: whether first and last chunk must stay on one device.
+    """
+
+    costs: CostModel | None
+    items: tuple[ItemProfile, ...]
+    timeline: Timeline | None
+    pass_seconds: dict[tuple[int, str], float]
+    peak_bytes: tuple[float, ...]
+    joins_ends: bool
+
+
+class ProfileWindow:
+    """Records consecutive steps of this process's devices.
+
+    The first step counts bytes, which slows it down; the others take times.
+
+    Args:
+        pipeline: what runs.
+        optimizers: whose state counts as model state.
+        num_steps: how many steps.
+        counts_bytes: whether the first step counts bytes.
+        measures_links: whether to measure links at the end, else those of the running plan are kept.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        optimizers: Sequence[Optimizer],
+        num_steps: int,
+        counts_bytes: bool = True,
+        measures_links: bool = True,
+    ) -> None:
+        self._pipeline, self._optimizers = pipeline, optimizers
+        self._num_left, self._counts_next = num_steps, counts_bytes
+        self._measures_links = measures_links
+        self._clock: Clock = clock_of(pipeline.device)
+        self._running: list[LayerRecorder] = []
+        self._counted: list[LayerRecorder] = []
+        self._timed: list[list[LayerRecorder]] = []
+        self._allocated_before = 0
+        self._allocated_peak = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its steps have run."""
+        return self._num_left == 0
+
+    def begin_step(self) -> None:
+        """Record the coming step."""
+        pipeline = self._pipeline
+        counts = self._counts_next
+        ignored = parameter_storages(pipeline.module.parameters()) if counts else frozenset()
+        self._running = [
+            LayerRecorder(self._clock, pipeline.plan.partition, LiveBytes(ignored) if counts else None)
+            for _ in pipeline.devices
+        ]
+        if pipeline.device.type == "cuda" and not counts:
+            torch.cuda.reset_peak_memory_stats(pipeline.device)
+            self._allocated_before = torch.cuda.memory_allocated(pipeline.device)
+        pipeline.record(self._running)
+
+    def end_step(self) -> None:
+        """The step is over."""
+        self._pipeline.record(None)
+        if self._counts_next:
+            self._counted, self._counts_next = self._running, False
+        else:
+            self._timed.append(self._running)
+            if self._pipeline.device.type == "cuda":
+                grown = torch.cuda.max_memory_allocated(self._pipeline.device) - self._allocated_before
+                self._allocated_peak = max(self._allocated_peak, grown)
+        self._running = []
+        self._num_left -= 1
+
+    def gather(self) -> Profile | None:
+        """Bring all devices' measurements together (a collective, between steps).
+
+        Returns:
+            On rank 0 what was measured, None elsewhere.
+        """
+        own = [self._device_profile(index, device) for index, device in enumerate(self._pipeline.devices)]
+        channels = self._pipeline.channels
+        link: Link | tuple[tuple[Link, ...], ...] = self._pipeline.plan.costs.link
+        offsets = None
+        if channels is not None:
+            if self._measures_links:
+                link = measure_links(channels, max((p.cost.output_bytes for d in own for p in d.items), default=0.0))
+            offsets = clock_offsets(channels)
+        parts = self._pipeline.gather(own)
+        if parts is None:
+            return None
+        devices = sorted((device for part in parts for device in part), key=lambda d: d.device)
+        return _join(devices, link, offsets)
+
+    def _device_profile(self, index: int, device: int) -> DeviceProfile:
+        pipeline = self._pipeline
+        plan = pipeline.plan
+        steps = [read_times(recorders[index]) for recorders in self._timed]
+        items: list[ItemProfile] = []
+        peak = 0.0
+        if self._counted:
+            counted = self._counted[index]
+            sizes = item_sizes(pipeline.stack, pipeline.ownership.own_parameters(), counted.users, self._optimizers)
+            items = profile_items(pipeline.stack, plan.partition, plan.placement.chunks_of(device), steps, counted, sizes)
+            assert counted.meter is not None
+            peak = float(self._allocated_peak or counted.meter.peak)
+        num_parts = sum(len(p.kind.value) for p in plan.schedule.orders[device])
+        full = [step for step in steps if sum(len(t.parts) for t in step) == num_parts]  # not the last one of an epoch
+        kept = [tuple(replace(t, items={}) for t in step) for step in full[-_KEPT_STEPS:]]
+        return DeviceProfile(device, items, kept, peak, pipeline.joins_ends)
+
+
+def _join(
+    devices: Sequence[DeviceProfile],
+    link: Link | tuple[tuple[Link, ...], ...],
+    offsets: Sequence[float] | None,
+) -> Profile:
+    items = tuple(item for device in devices for item in device.items)
+    num_steps = min(len(device.steps) for device in devices)
+    timelines = [joined_timeline([d.steps[step] for d in devices], offsets) for step in range(num_steps)]
+    timelines.sort(key=lambda t: t.makespan)
+    seconds: dict[tuple[int, str], list[float]] = {}
+    for device in devices:
+        for t in (t for step in device.steps for t in step):
+            for part, taken in t.parts.items():
+                seconds.setdefault((t.run.chunk, part), []).append(taken)
+    return Profile(
+        costs=cost_model(items, link) if items else None,
+        items=tuple(sorted(items, key=lambda item: item.index)),
+        timeline=timelines[len(timelines) // 2] if timelines else None,
+        pass_seconds={key: statistics.median(values) for key, values in seconds.items()},
+        peak_bytes=tuple(device.peak_bytes for device in devices),
+        joins_ends=any(device.joins_ends for device in devices),
+    )

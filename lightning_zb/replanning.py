@@ -1,0 +1,137 @@
+"""Whether another plan is worth it, once layers and links have been measured, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, unique
+
+from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.partitioning import PartitionSpec
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.planner import make_plan
+from lightning_zb.planning.registry import ScheduleSpec, find_schedule, known_schedules
+from lightning_zb.planning.timeline import predict
+
+
+@unique
+class Replan(str, Enum):
+    """What a new plan may change; each includes those before it."""
+
+    OFF = "off"
+    ORDER = "order"
+    PARTITION = "partition"
+    PLACEMENT = "placement"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What runs from now on.
+
+    Args:
+        plan: with measured costs; the running one where nothing better was found.
+        change: what it changes: "nothing", "order", "partition" or "placement".
+        reason: one sentence.
+    """
+
+    plan: Plan
+    change: str
+    reason: str
+
+
+def repriced(plan: Plan, costs: CostModel, budget: MemoryBudget) -> Plan:
+    """The same plan with measured costs, its prediction and limits made anew.
+
+    Args:
+        plan: what runs.
+        costs: measured.
+        budget: activation memory asked for; None for no limit.
+    """
+    predicted = predict(plan.schedule, plan.placement, costs.chunks(plan.partition), costs)
+    limits = None
+    if budget is not None:
+        limits = activation_limits(budget, costs, plan.partition, plan.placement)
+    return replace(plan, costs=costs, predicted=predicted, memory_limit=limits)
+
+
+def decide(
+    running: Plan,
+    costs: CostModel,
+    replan: Replan,
+    schedule: str,
+    budget: MemoryBudget = None,
+    min_gain: float = 0.01,
+    joins_ends: bool = False,
+) -> Decision:
+    """Plan with measured costs and compare.
+
+    Args:
+        running: what runs, whatever costs it was made for.
+        costs: measured.
+        replan: what may change.
+        schedule: the name that was asked for; the plan file's own where a file was.
+        budget: activation memory of each device.
+        min_gain: the share of an isolated step's time that a new plan must save.
+        joins_ends: whether only placements with first and last chunk on one device will do.
+    """
+    now = repriced(running, costs, budget)
+    over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
+    best: Plan | None = None
+    refusals = []
+    for name, partition, placement in _candidates(now, replan, schedule):
+        try:
+            plan = make_plan(
+                costs, now.num_devices, now.num_microbatches, name, budget, partition, now.placement if placement else None
+            )
+        except ValueError as error:
+            refusals.append(str(error))
+            continue
+        if joins_ends and plan.placement.devices[0] != plan.placement.devices[-1]:
+            continue
+        if best is None or plan.predicted.makespan < best.predicted.makespan:
+            best = plan
+    if best is None:
+        why = "re-planning is off" if replan is Replan.OFF else refusals[0] if refusals else f"{schedule} has one order only"
+        return Decision(now, "nothing", f"{why}; the running plan stays")
+    gain = 1 - best.predicted.makespan / now.predicted.makespan
+    if not over and gain < min_gain:
+        found = f"{best.planner.name} would save {100 * gain:.1f} % of a step" if gain > 0 else "nothing faster was found"
+        return Decision(now, "nothing", f"{found}; the running plan stays")
+    what = "order"
+    if best.placement != now.placement:
+        what = "placement"
+    elif best.partition != now.partition:
+        what = "partition"
+    why = "the running plan exceeds the memory limit" if over else f"saves {100 * gain:.1f} % of a step by prediction"
+    return Decision(best, what, f"{best.planner.name}, new {what}: {why}")
+
+
+def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str, PartitionSpec, bool]]:
+    """Schedule name, partition, and whether the running placement is kept."""
+    counts = [len(chunk) for chunk in now.partition.chunks]
+    name = _orderer(schedule, now.planner.name)
+    if replan is Replan.OFF:
+        return
+    if name is not None:
+        yield name, counts, True
+    if replan in (Replan.PARTITION, Replan.PLACEMENT):
+        for partition in ("balanced", "even"):
+            yield name or schedule, partition, True
+    if replan is Replan.PLACEMENT:
+        free = ["auto"] if "auto" in known_schedules() else ["zb-v", "zb", "wave-4"]
+        for other in dict.fromkeys([*free, "1f1b"]):
+            yield other, "balanced", False
+
+
+def _orderer(*names: str) -> str | None:
+    """The first of these schedules whose order depends on costs, on any placement; None where a fixed order was asked for."""
+    for name in names:
+        try:
+            spec = find_schedule(name)
+        except ValueError:  # a plan file, or a plan of another origin
+            continue
+        if isinstance(spec, ScheduleSpec):
+            return None if spec.fixed_order else name
+        return "zb"
+    return "zb"

@@ -1,0 +1,43 @@
+"""All reports of a run in one directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.planfile import write_costs, write_plan
+from lightning_zb.planning.timeline import Timeline
+from lightning_zb.report.picture import timeline_picture
+from lightning_zb.report.summary import Measured, Reasoned, summary
+from lightning_zb.report.trace import chrome_trace
+
+
+def write_report(
+    directory: Path,
+    plan: Plan,
+    measured: Timeline | None = None,
+    peak_bytes: Sequence[float] = (),
+    decisions: Sequence[Reasoned] = (),
+    items: Sequence[Measured] = (),
+) -> None:
+    """Write plan.json, costs.json, summary.md, traces, and the picture where matplotlib is installed.
+
+    Args:
+        directory: is made; older reports in it are replaced.
+        plan: what runs.
+        measured: a step as it ran.
+        peak_bytes: by device the activation bytes measured at their peak.
+        decisions: what was decided and why.
+        items: what the layers cost, with their spread.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_plan(plan, directory / "plan.json")
+    write_costs(plan.costs, directory / "costs.json")
+    (directory / "summary.md").write_text(summary(plan, measured, peak_bytes, decisions, items))
+    chrome_trace(plan, directory / "trace_planned.json")
+    if measured is not None:
+        chrome_trace(measured, directory / "trace_measured.json")
+    if find_spec("matplotlib") is not None:
+        timeline_picture(plan, directory / "timeline.png", measured, peak_bytes)

@@ -1,0 +1,145 @@
+"""What was planned and what happened, as a page of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from lightning_zb.planning.costs import CostModel, LayerCost, Link
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.timeline import Timeline
+from lightning_zb.report.picture import planned_timeline
+from lightning_zb.report.trace import device_waits
+
+
+class Reasoned(Protocol):
+    """A decision that gives its reason."""
+
+    @property
+    def reason(self) -> str: ...
+
+
+class Measured(Protocol):
+    """A layer's cost with its spread."""
+
+    @property
+    def cost(self) -> LayerCost: ...
+
+    @property
+    def high(self) -> tuple[float, float, float]: ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+
+def summary(
+    plan: Plan,
+    measured: Timeline | None = None,
+    peak_bytes: Sequence[float] = (),
+    decisions: Sequence[Reasoned] = (),
+    items: Sequence[Measured] = (),
+) -> str:
+    """The summary's text.
+
+    Args:
+        plan: what runs.
+        measured: a step as it ran.
+        peak_bytes: by device the activation bytes measured at their peak.
+        decisions: what was decided and why.
+        items: what the layers cost.
+    """
+    parts = [
+        f"# {plan.planner.name} on {plan.num_devices} devices, {plan.num_microbatches} microbatches",
+        _figures(plan, measured),
+        "## Devices",
+        _devices(plan, measured, peak_bytes),
+    ]
+    if decisions:
+        parts += ["## Decisions", "\n".join(f"{number}. {d.reason}" for number, d in enumerate(decisions, 1))]
+    parts += ["## Layers", _layers(plan, items)]
+    if plan.num_devices > 1:
+        parts += ["## Links", _links(plan.costs, plan.num_devices)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _figures(plan: Plan, measured: Timeline | None) -> str:
+    ideal = plan.costs.ideal_seconds(plan.placement, plan.num_microbatches)
+    columns = [("predicted", planned_timeline(plan))] + ([] if measured is None else [("measured", measured)])
+    rows = [
+        ["step time (ms)", *(_ms(t.step_time) for _, t in columns)],
+        ["end to end (ms)", *(_ms(t.makespan) for _, t in columns)],
+        ["bubble rate", *(f"{100 * (t.step_time - ideal) / t.step_time:.2f} %" if t.step_time else "-" for _, t in columns)],
+    ]
+    chunks = ", ".join(
+        f"{c} (items {layers[0]}-{layers[-1]}) on device {device}"
+        for c, (layers, device) in enumerate(zip(plan.partition.chunks, plan.placement.devices, strict=True))
+    )
+    return _table(["", *(name for name, _ in columns)], rows) + f"\n\nChunks: {chunks}."
+
+
+def _devices(plan: Plan, measured: Timeline | None, peak_bytes: Sequence[float]) -> str:
+    planned = planned_timeline(plan)
+    header = ["device", "busy (ms)", "wait (ms)", "idle (ms)", "peak predicted", "peak measured", "limit"]
+    shown = planned if measured is None else measured
+    rows = []
+    for device in range(plan.num_devices):
+        wait = sum(end - start for start, end in device_waits(shown, device))
+        rows.append(
+            [
+                str(device),
+                _ms(shown.busy[device]),
+                _ms(wait),
+                _ms(shown.idle[device]),
+                _size(plan.predicted.peak_bytes[device]),
+                _size(peak_bytes[device]) if len(peak_bytes) else "-",
+                "none" if plan.memory_limit is None else _size(plan.memory_limit[device]),
+            ]
+        )
+    return f"Times are {'predicted' if measured is None else 'measured'}.\n\n{_table(header, rows)}"
+
+
+def _layers(plan: Plan, items: Sequence[Measured]) -> str:
+    header = ["item", "F (ms)", "B (ms)", "W (ms)", "M_B", "M_W", "output", "parameters"]
+    rows = []
+    for place, cost in enumerate(plan.costs.layers):
+        seconds = [_ms(s) for s in (cost.forward, cost.backward_input, cost.backward_weight)]
+        if place < len(items):
+            seconds = [f"{s} ({_ms(high)})" for s, high in zip(seconds, items[place].high, strict=True)]
+        sizes = (cost.activation_bytes, cost.weight_stash_bytes, cost.output_bytes, cost.parameter_bytes)
+        rows.append([f"{place} {cost.name}", *seconds, *map(_size, sizes)])
+    table = _table(header, rows)
+    if items:
+        table += f"\n\nMedians of {items[0].num_samples} microbatches, the 90th percentile in brackets."
+    return table
+
+
+def _links(costs: CostModel, num_devices: int) -> str:
+    if isinstance(costs.link, Link):
+        return f"Every link: {_link(costs.link)}."
+    header = ["from \\ to", *map(str, range(num_devices))]
+    rows = [
+        [str(a), *("-" if a == b else _link(costs.link_between(a, b)) for b in range(num_devices))] for a in range(num_devices)
+    ]
+    return _table(header, rows)
+
+
+def _link(link: Link) -> str:
+    speed = "no limit" if link.bandwidth == float("inf") else f"{link.bandwidth / 1e9:.2f} GB/s"
+    return f"{1e6 * link.latency:.0f} µs, {speed}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f}" if seconds < 1e-2 else f"{1e3 * seconds:.1f}"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.2f} GiB"

@@ -1,0 +1,86 @@
+"""Timelines as Chrome traces, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.schedule import Pass, PassKind
+from lightning_zb.planning.timeline import Interval, Timeline
+from lightning_zb.report.picture import planned_timeline
+
+_COMPUTE, _WAIT = 0, 1
+_NAMES = {PassKind.FORWARD: "thread_state_running", PassKind.BACKWARD_INPUT: "rail_response"}
+_NAMES |= {PassKind.BACKWARD_WEIGHT: "good", PassKind.BACKWARD: "rail_animation"}
+
+
+def chrome_trace(what: Plan | Timeline, path: str | Path) -> None:
+    """Write a trace: one process for each device, its passes and waits as tracks, transfers as arrows.
+
+    Args:
+        what: a plan, or a timeline, predicted or measured.
+        path: a `.json` file.
+    """
+    timeline = planned_timeline(what) if isinstance(what, Plan) else what
+    Path(path).write_text(json.dumps({"traceEvents": trace_events(timeline), "displayTimeUnit": "ms"}))
+
+
+def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
+    """The events of a trace, times in microseconds."""
+    events: list[dict[str, Any]] = []
+    for device in range(timeline.num_devices):
+        events.append(_name("process_name", device, _COMPUTE, f"device {device}"))
+        events.append({"name": "process_sort_index", "ph": "M", "pid": device, "args": {"sort_index": device}})
+        events += [_name("thread_name", device, tid, name) for tid, name in ((_COMPUTE, "compute"), (_WAIT, "wait"))]
+    for device, (order, starts, ends) in enumerate(zip(timeline.orders, timeline.starts, timeline.ends, strict=True)):
+        for p, start, end in zip(order, starts, ends, strict=True):
+            arguments = {"kind": p.kind.value, "chunk": p.chunk, "microbatch": p.microbatch}
+            events.append(_complete(str(p), device, _COMPUTE, (start, end)) | {"cname": _NAMES[p.kind], "args": arguments})
+        events += [_complete("wait", device, _WAIT, interval) for interval in device_waits(timeline, device)]
+    return events + _arrows(timeline)
+
+
+def device_waits(timeline: Timeline, device: int) -> list[Interval]:
+    """When a device stood waiting: as measured, or the gaps between its passes."""
+    if timeline.waits:
+        return list(timeline.waits[device])
+    starts, ends = timeline.starts[device], timeline.ends[device]
+    return [(end, start) for end, start in zip(ends, starts[1:], strict=False) if start > end]
+
+
+def _arrows(timeline: Timeline) -> list[dict[str, Any]]:
+    """From the end of each pass whose output goes to another device to the start of the pass that needs it."""
+    devices = {p.chunk: device for device, order in enumerate(timeline.orders) for p in order}
+    times = timeline.times()
+    streams = {(kind, p.chunk, p.microbatch): p for p in times for kind in p.kind.value}
+    events: list[dict[str, Any]] = []
+    for (stream, chunk, microbatch), p in streams.items():
+        if stream == "W":
+            continue
+        user = streams.get((stream, chunk + (1 if stream == "F" else -1), microbatch))
+        if user is not None and devices[user.chunk] != devices[chunk]:
+            events += _arrow(len(events) // 2, p, user, devices, times)
+    return events
+
+
+def _arrow(
+    number: int, sender: Pass, receiver: Pass, devices: dict[int, int], times: dict[Pass, Interval]
+) -> list[dict[str, Any]]:
+    common = {"name": f"{sender} to {receiver}", "cat": "transfer", "id": number, "tid": _COMPUTE}
+    # just inside the slices: an arrow belongs to the slice that is open at its time
+    inside = 1e-3 * (times[sender][1] - times[sender][0])
+    return [
+        {**common, "ph": "s", "pid": devices[sender.chunk], "ts": 1e6 * (times[sender][1] - inside)},
+        {**common, "ph": "f", "bp": "e", "pid": devices[receiver.chunk], "ts": 1e6 * times[receiver][0]},
+    ]
+
+
+def _name(kind: str, device: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": device, "tid": thread, "args": {"name": name}}
+
+
+def _complete(name: str, device: int, thread: int, interval: Interval) -> dict[str, Any]:
+    start, end = interval
+    return {"name": name, "ph": "X", "pid": device, "tid": thread, "ts": 1e6 * start, "dur": 1e6 * (end - start)}
