@@ -1,4 +1,4 @@
-"""The metrics that callbacks monitor, on every rank.
+"""What callbacks rely on, on every rank: final weights at flush points, and the metrics they monitor.
 
 Only the rank of the last chunk sees the loss, and it is global rank 0. ModelCheckpoint, EarlyStopping and
 ReduceLROnPlateau decide on every rank, so they all need its numbers: at the end of validation, at the end of a
@@ -16,7 +16,16 @@ LOSS_RANK = 0
 
 
 class LossRankMetrics(Callback):
-    """Broadcasts `trainer.callback_metrics` of the loss rank; placed first in the list of callbacks."""
+    """Flushes pending steps and broadcasts `trainer.callback_metrics` of the loss rank; first in the list of callbacks."""
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.strategy.flush()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.strategy.flush()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.strategy.flush()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:

@@ -60,3 +60,8 @@ def check_optimizers(optimizers: list[Any]) -> None:
         raise ValueError(
             "LBFGS evaluates the loss several times a step, which a pipeline cannot do; use for example torch.optim.AdamW"
         )
+
+
+def reads_gradients(module: pl.LightningModule) -> bool:
+    """Whether hooks of the module look at gradients after they were clipped, so that steps cannot be validated later."""
+    return any(is_overridden(hook, module) for hook in ("configure_gradient_clipping", "on_before_zero_grad"))
