@@ -6,6 +6,7 @@ import resource
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -25,7 +26,7 @@ class Measurements(L.Callback):
     def __init__(self, num_warmup_steps: int = 3) -> None:
         self.num_warmup_steps = num_warmup_steps
         self.peak_memory: tuple[int, ...] = ()
-        """Bytes of each device's process: allocated by torch on a GPU, resident on a CPU."""
+        """Bytes of each device's process while it trained: allocated by torch on a GPU, resident on a CPU."""
         self.wait_shares: tuple[float, ...] = ()
         """For each device the share of the steps' time that its host waited for messages; empty without a pipeline."""
         self._step_times: list[float] = []
@@ -48,6 +49,7 @@ class Measurements(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._num_steps_seen = trainer.global_step
+        _forget_peak_memory(trainer.strategy.root_device)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if self._began is None:
@@ -92,9 +94,18 @@ def _wait_seconds(trainer: L.Trainer) -> float:
     return _statistics(trainer).get("wait_seconds", 0.0)
 
 
+def _forget_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif sys.platform == "linux":
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Linux counts in kibibytes, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if sys.platform == "linux":
+        # Unlike getrusage's value this one can be reset: the jobs of a sweep share a process.
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from recipes.measurements import Measurements
+from recipes.measurements import Measurements, _forget_peak_memory, _peak_memory
 from recipes.models.sequential import SequentialLanguageModel
 
 
@@ -68,3 +70,14 @@ def test_first_steps_are_left_out_when_there_are_more():
     measurements._step_times += [1.0, 2.0, 1.0]
     assert measurements.step_time == 1.0
     assert measurements.tokens_per_second == pytest.approx(64.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot forget a peak")
+def test_peak_memory_is_that_of_training(tmp_path):
+    cpu, size = torch.device("cpu"), 2**28
+    torch.ones(size, dtype=torch.uint8)
+    before = _peak_memory(cpu)
+    _forget_peak_memory(cpu)
+    assert _peak_memory(cpu) < before - size // 2
+    torch.ones(size, dtype=torch.uint8)
+    assert _peak_memory(cpu) > before - size // 2
