@@ -112,6 +112,7 @@ class _Number:
     position: int
 
 
+_LEAF = pytree.tree_flatten(None)[1]
 _NUMBERS = {bool: torch.int64, int: torch.int64, float: torch.float64}
 _CONSTANTS = (str, torch.dtype, torch.device, type(None))
 
@@ -128,7 +129,7 @@ def flatten(payload: Any) -> tuple[Layout, tuple[Tensor, ...]]:
     Raises:
         TypeError: something else stands in the nest.
     """
-    flat, spec = pytree.tree_flatten(payload)
+    flat, spec = ([payload], _LEAF) if isinstance(payload, Tensor) else pytree.tree_flatten(payload)
     tensors: list[Tensor] = []
     numbers: dict[torch.dtype, list[int | float]] = {}
     index_of: dict[int, int] = {}

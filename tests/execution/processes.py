@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -82,6 +83,7 @@ def run_processes(
 def _enter(worker: Callable[..., Any], rank: int, num_processes: int, port: int, end: Any, args: tuple[Any, ...]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
+    gc.freeze()  # a full collection in a forked process copies every page it looks at: up to a second
     try:
         dist.init_process_group("gloo", rank=rank, world_size=num_processes, timeout=timedelta(seconds=50))
         end.send_bytes(pickle.dumps((True, worker(rank, *args))))  # by value: this process ends soon

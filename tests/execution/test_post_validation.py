@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
+from itertools import pairwise
+
 import pytest
 import torch
 
+from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.placement import Placement, cyclic, wave
+from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.schedule import Schedule
-from tests.execution.post_validation import Case, train_alone, train_pipeline
+from tests.execution.pipeline_models import greedy
+from tests.execution.post_validation import Case, sleep_with_steps, train_alone, train_pipeline
 from tests.execution.processes import run_processes
 
 pytestmark = pytest.mark.distributed
@@ -116,3 +122,50 @@ def test_in_place_rollback_stays_close():
     print(f"worst error of a weight after 40 steps with {rollbacks} rollbacks: {worst:.1e}")
     assert rollbacks == 3 * len(nan)
     assert worst < 1e-5
+
+
+def emulate(schedule, placement, unit, mode, clips, late=()):
+    """Start and end times of steps of sleeping layers, `unit` seconds a pass."""
+    seconds = dict.fromkeys("FBW", unit)
+    return run_processes(sleep_with_steps, placement.num_devices, schedule, placement, seconds, mode, clips, late, timeout=120)
+
+
+def median_period(results):
+    return statistics.median(b - a for r in results for a, b in pairwise(r["ends"][1:]))
+
+
+@pytest.mark.slow
+def test_emulated_steps_take_the_planned_period():
+    """P = 4, m = 8, zb-v with memory 2: 960 units of work, 1020 end to end. One device after the other starts a step."""
+    unit = 0.06
+    layer = LayerCost("layer", unit, unit, unit, 1.0, 1.0, 0.0, 0.0)
+    plan = make_plan(CostModel((layer,) * 8), 4, 8, "zb-v", 2.0)
+    args = plan.schedule, plan.placement, unit
+    never = emulate(*args, "exact", (False,) * 7)
+    off = emulate(*args, "off", (False,) * 7)
+    always = emulate(*args, "exact", (True,) * 7)
+    starts = [r["starts"][4] - never[0]["starts"][4] for r in never]
+    ratios = {
+        "never": median_period(never) / plan.predicted.period,
+        "off": median_period(off) / plan.predicted.makespan,
+        "always": median_period(always) / plan.predicted.makespan,
+    }
+    print(ratios, "starts", [f"{s * 1e3:.0f} ms" for s in starts])
+    assert ratios["never"] < 1.08
+    assert ratios["off"] < 1.08
+    assert ratios["always"] < 1.10  # the last finisher alone sees it clip, so everybody else rolls back every step
+    assert median_period(never) < median_period(off)
+    assert all(later > earlier for earlier, later in pairwise(starts))
+    assert sum(r["statistics"]["rollbacks"] for r in always) == 3 * 7
+
+
+@pytest.mark.slow
+def test_a_late_device_delays_the_others_once():
+    """50 ms late in one step cost the run at most those 50 ms."""
+    placement = wave(4)
+    schedule = greedy(placement, 8, 16)
+    plain = emulate(schedule, placement, 0.03, "exact", (False,) * 6)
+    late = emulate(schedule, placement, 0.03, "exact", (False,) * 6, ((2, 3, 0.05),))
+    total = [max(r["ends"][-1] for r in results) - min(r["ends"][1] for r in results) for results in (plain, late)]
+    print(f"{total[0] * 1e3:.0f} ms, with a late device {total[1] * 1e3:.0f} ms")
+    assert total[1] - total[0] < 0.05 + 0.03 * total[0]
