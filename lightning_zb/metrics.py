@@ -18,20 +18,20 @@ LOSS_RANK = 0
 class LossRankMetrics(Callback):
     """Flushes pending steps and broadcasts `trainer.callback_metrics` of the loss rank; first in the list of callbacks."""
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         trainer.strategy.flush()
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         trainer.strategy.flush()
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         trainer.strategy.flush()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
             share_metrics(trainer)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, *_: Any) -> None:
         if trainer.fit_loop._should_accumulate():
             return
         every = [getattr(c, "_every_n_train_steps", 0) for c in trainer.checkpoint_callbacks]
@@ -39,7 +39,7 @@ class LossRankMetrics(Callback):
             share_metrics(trainer)
 
 
-def share_metrics(trainer: pl.Trainer) -> None:
+def share_metrics(trainer: Any) -> None:
     """Give every rank the callback metrics of the loss rank (a collective)."""
     mine = {k: v.detach().cpu() for k, v in trainer.callback_metrics.items()} if trainer.global_rank == LOSS_RANK else None
     shared = trainer.strategy.broadcast(mine, src=LOSS_RANK)

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 
-def check_trainer(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
     """Refuse modules and Trainer options whose results would be wrong.
 
     Raises:

@@ -6,7 +6,7 @@ import atexit
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -68,7 +68,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
         post_validation: str = "auto",
         error_if_nonfinite: bool = False,
         virtual_devices: int | None = None,
-        start_method: str = "popen",
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         timeout_seconds: float = 1800.0,
         check_data_steps: int = 2,
         accelerator: Any = None,
@@ -160,7 +160,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
             share_random_state(self.broadcast)
         module = self.lightning_module
         assert module is not None
-        trainer = module.trainer
+        trainer: Any = module.trainer
         if not any(isinstance(c, metrics.LossRankMetrics) for c in trainer.callbacks):
             trainer.callbacks.insert(0, metrics.LossRankMetrics())
         if not any(isinstance(c, ZeroBubbleCallback) for c in trainer.callbacks):
@@ -171,7 +171,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
         if self.cluster_environment is not None:
             self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
             self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = utilities_rank_zero_only.rank = self.global_rank
+        rank_zero_only.rank = utilities_rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     def barrier(self, name: str | None = None) -> None:
         if dist.is_initialized() and self.world_size > 1:
@@ -219,7 +219,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
                 self._options, self.lightning_module, self.world_size, self.global_rank, self.root_device, self.broadcast
             )
             rank_zero_info(self._pipeline.announcement)
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # a collective and a host sync every batch
+        # a collective and a host synchronisation every batch
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self.model = self.precision_plugin.convert_module(self.lightning_module)
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:

@@ -42,7 +42,7 @@ def local_norms(parameters: Sequence[nn.Parameter], owned: Sequence[bool] | None
     values = torch.zeros(len(parameters), dtype=torch.float64)
     filled = torch.zeros(len(parameters), dtype=torch.float64)
     held = [i for i, p in enumerate(parameters) if p.grad is not None and (owned is None or owned[i])]
-    gradients = [parameters[i].grad for i in held]
+    gradients = [g for i in held if (g := parameters[i].grad) is not None]
     if gradients:
         norms = _norms(gradients)
         values[held] = torch.stack([n.to(device="cpu", dtype=torch.float64) for n in norms])
