@@ -15,6 +15,8 @@ from statistics import mean
 import lightning as L
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_zb import ZeroBubbleCallback
+from lightning_zb.planning.plan import Plan
 from recipes.measurements import Measurements
 
 FILE_NAME = "summary.json"
@@ -47,7 +49,8 @@ class Summary:
         step_time_predicted: of the plan, where its costs were measured.
         step_time_measured: median.
         bubble_predicted: bubble rate of the plan.
-        bubble_measured: share of the steps' time that devices waited for messages, their mean.
+        bubble_measured: share of the median step beyond its measured work divided by the devices; where the run was too
+            short to measure work, the share that devices waited for messages.
         peak_memory: of each device's process.
         tokens_per_second: at the median step.
         train_loss: of the last logged microbatch, nats.
@@ -85,7 +88,10 @@ def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
     """
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
     (measurements,) = (callback for callback in callbacks if isinstance(callback, Measurements))
-    plan = getattr(trainer.strategy, "plan", None)
+    plan: Plan | None = getattr(trainer.strategy, "plan", None)
+    has_seconds = OmegaConf.select(config, "strategy.costs") is not None or any(
+        isinstance(callback, ZeroBubbleCallback) and callback.profile is not None for callback in callbacks
+    )
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return Summary(
         schedule="plain" if plan is None else plan.planner.name,
@@ -93,10 +99,10 @@ def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
         num_devices=trainer.world_size,
         num_microbatches=trainer.accumulate_grad_batches,
         num_steps=trainer.global_step,
-        step_time_predicted=plan.predicted.period if plan is not None and _knows_seconds(config) else None,
+        step_time_predicted=plan.predicted.makespan if plan is not None and has_seconds else None,
         step_time_measured=measurements.step_time,
         bubble_predicted=None if plan is None else plan.predicted.bubble_rate,
-        bubble_measured=mean(measurements.wait_shares) if measurements.wait_shares else None,
+        bubble_measured=None if plan is None else _bubble_rate(plan if has_seconds else None, measurements),
         peak_memory=measurements.peak_memory,
         tokens_per_second=measurements.tokens_per_second,
         train_loss=metrics.get("train_loss"),
@@ -105,10 +111,12 @@ def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
     )
 
 
-def _knows_seconds(config: DictConfig) -> bool:
-    """Costs assumed from parameter counts have the right ratios at best; only measured ones are in seconds."""
-    has_costs = OmegaConf.select(config, "strategy.costs") is not None
-    return has_costs or str(OmegaConf.select(config, "strategy.schedule")).endswith(".json")
+def _bubble_rate(plan: Plan | None, measurements: Measurements) -> float:
+    """What a step takes beyond its work shared by all devices; without measured costs what devices waited."""
+    if plan is None:
+        return mean(measurements.wait_shares)
+    ideal = plan.costs.ideal_seconds(plan.placement, plan.num_microbatches)
+    return (measurements.step_time - ideal) / measurements.step_time
 
 
 def read_summary(path: Path) -> Summary:
