@@ -38,8 +38,8 @@ class Clock(NamedTuple):
 def list_schedule(instance, clock, urgency, period, patience, reserve, order):
     """Build an order.
 
-    A forward is admitted only while memory remains for the later chunks of its microbatch on the same device, so the
-    oldest microbatch can always go on and nothing deadlocks with `reserve` = 1.
+    A forward is admitted only while memory remains for the later chunks of its microbatch on the same device; the oldest
+    microbatch there may use any room, so that it can always go on.
 
     Args:
         urgency: offset of each kind and chunk in clock time, shape (3, chunks); smaller runs earlier.
@@ -79,6 +79,7 @@ def list_schedule(instance, clock, urgency, period, patience, reserve, order):
         best_kind = best_chunk = -1
         best_begin = 0.0
         low, high = instance.chunk_start[d], instance.chunk_start[d + 1]
+        oldest = following[1, instance.chunk_list[low]]  # all microbatches before it are through with F and B here
         for i in range(high - 1, low - 1, -1):
             c = instance.chunk_list[i]
             j = following[0, c]
@@ -88,7 +89,8 @@ def list_schedule(instance, clock, urgency, period, patience, reserve, order):
                     c2 = instance.chunk_list[i2]
                     if following[0, c2] <= j:
                         later += instance.activation[c2]
-                if held[d] + instance.activation[c] + reserve * later + headroom[d] <= instance.limit[d]:
+                kept = 0.0 if j == oldest else reserve * later + headroom[d]
+                if held[d] + instance.activation[c] + kept <= instance.limit[d]:
                     arrival = 0.0
                     if c > 0:
                         middle = clock.first_middle <= j < clock.last_middle

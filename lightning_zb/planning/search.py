@@ -127,6 +127,7 @@ class Searcher:
         self._durations = clock_durations(self.instance)
         self._stream = new_stream(seed)
         self._vectors: list[tuple[float, int, np.ndarray]] = []
+        self._begun = False
         self._round = 0
         self._units = 0
         self._seconds_per_unit = 0.0
@@ -162,8 +163,9 @@ class Searcher:
 
     def begin(self) -> None:
         """Try every start of the list scheduler once, unless done: the first good plan."""
-        if self._vectors:
+        if self._begun:
             return
+        self._begun = True
         levels = (len(default_parameters(self.instance)) - 6) // 6
         starts = [default_parameters(self.instance), *starting_parameters(levels, self.instance.num_devices)]
         for start in starts:
@@ -190,8 +192,10 @@ class Searcher:
             total = self.instance.num_passes
             unit = _PASSES_PER_UNIT * max(1.0, total / 6144) ** 0.6
             if self._round % 2 == 0:
-                number = self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)
-                self._tune(self._vectors[number][2], max(2, int(size * unit / total)))
+                vector = default_parameters(self.instance)
+                if self._vectors:
+                    vector = self._vectors[self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)][2]
+                self._tune(vector, max(2, int(size * unit / total)))
             else:
                 self._anneal(int(size * unit * _LOOKS_PER_PASS))
             self._round += 1
