@@ -1,0 +1,65 @@
+"""The profiler finds the times that emulated layers really take, and changes no bit."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+import lightning_zb
+from lightning_zb.planning.costs import LayerRole
+from lightning_zb.planning.planfile import read_costs
+from tests.lightning.emulated import SleepingModule
+from tests.lightning.fitting import Case, differences, run
+from tests.lightning.models import Vectors
+
+MILLISECONDS = [(60.0, 90.0, 75.0), (120.0, 45.0, 40.0), (75.0, 75.0, 135.0), (45.0, 135.0, 60.0)]
+
+
+def fit(module: L.LightningModule, callback: L.Callback, directory: Path, steps: int, accumulate: int = 4, **strategy):
+    options = {"schedule": "zb-v", "virtual_devices": 2, **strategy}
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, strategy=lightning_zb.ZeroBubbleStrategy(**options), accumulate_grad_batches=accumulate,
+        max_steps=steps, callbacks=[callback], logger=L.pytorch.loggers.CSVLogger(directory, name="", version="run"),
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(Vectors(steps * accumulate), batch_size=1))
+    return trainer
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", pytest.param("1f1b", marks=pytest.mark.slow)])
+def test_times_of_layers_are_found(schedule: str, tmp_path: Path):
+    """F, B and W of every layer, whether the schedule splits the backward or not.
+
+    What a layer slept is taken from the layer itself: on a busy machine it is more than it was told to.
+    """
+    module = SleepingModule(MILLISECONDS)
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4), replan="off")
+    fit(module, callback, tmp_path, 4, accumulate=2, schedule=schedule)
+    costs = read_costs(tmp_path / "run" / "zero_bubble" / "costs.json")
+    assert [c.role for c in costs.layers] == [LayerRole.PROLOGUE, *[LayerRole.LAYER] * 4, LayerRole.EPILOGUE]
+    for layer, cost in zip(module.layers, costs.layers[1:-1], strict=True):
+        for part, seconds in zip("FBW", (cost.forward, cost.backward_input, cost.backward_weight), strict=True):
+            slept = statistics.median(layer.slept[part][-4:])  # of the two steps that took times
+            assert seconds == pytest.approx(slept, rel=0.03), (cost.name, part)
+        assert cost.parameter_bytes == 4 * (8 * 8 + 8)
+        assert cost.state_bytes == pytest.approx(4 * cost.parameter_bytes, abs=16)  # gradient, two moments, steps
+        assert cost.output_bytes == cost.activation_bytes == 8 * 4
+        assert cost.weight_stash_bytes == 2 * 8 * 4  # input and output gradient of the product
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("schedule", ["zb-v", "1f1b"])
+def test_profiling_and_planning_change_no_bit(schedule: str, precision: str, tmp_path: Path):
+    """Steps 4 to 10 of these ten are measured by default: hooks on outputs and on saved tensors, split backwards."""
+    case = Case(
+        "run", "hybrid", {}, {"precision": precision, "gradient_clip_val": 0.5},
+        strategy={"schedule": schedule, "virtual_devices": 2}, size=48, batch_size=2, accumulate=3,
+    )  # fmt: skip
+    result, plain = run(case, tmp_path / "ours"), run(case.plain(), tmp_path / "plain")
+    assert result["steps"] == 16
+    assert differences([result], plain) == []
+    assert (tmp_path / "ours" / "run" / "zero_bubble" / "plan.json").exists()
