@@ -1,0 +1,136 @@
+"""Times of passes, bytes that are held, links between devices."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_zb.execution.channels import open_channels
+from lightning_zb.execution.links import clock_offsets, fit_links, measure_links
+from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
+from lightning_zb.execution.profiler import StepRecorder, joined_timeline, read_times
+from lightning_zb.planning.placement import cyclic
+from lightning_zb.planning.schedule import Pass
+from tests.execution.processes import run_processes
+
+
+class FakeClock:
+    """Every mark is one second later than the one before."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def seconds(self, marks):
+        return list(marks)
+
+
+def test_a_pass_with_both_parts_is_split_where_weights_begin():
+    recorder = StepRecorder(FakeClock())
+    run = Pass.parse("BW1.0")
+    recorder.wait(run)  # 1
+    recorder.start(run)  # 2
+    recorder.segment("B", 3, 2.0, 2.5)
+    recorder.segment("B", 3, 2.6, 2.7)
+    recorder.begin_weights()  # 3
+    recorder.segment("W", 3, 3.0, 3.75)
+    recorder.end(run)  # 4
+    (times,) = read_times(recorder)
+    assert (times.wait, times.start, times.end) == (1.0, 2.0, 4.0)
+    assert times.parts == {"B": 1.0, "W": 1.0}
+    assert times.items == {("B", 3): pytest.approx(0.6), ("W", 3): 0.75}
+
+
+def test_a_pass_that_runs_again_counts_once():
+    recorder = StepRecorder(FakeClock())
+    for name in ("F0.0", "F0.1", "F0.0"):
+        recorder.start(Pass.parse(name))
+        recorder.end(Pass.parse(name))
+    assert [(str(t.run), t.start) for t in read_times(recorder)] == [("F0.1", 3.0), ("F0.0", 5.0)]
+
+
+def test_timelines_of_hosts_are_brought_to_one_clock():
+    devices = []
+    for name, ahead in (("F0.0", 0.0), ("F1.0", 100.0)):
+        recorder = StepRecorder(FakeClock())
+        recorder.clock.now = ahead + (0.0 if ahead == 0 else 1.0)
+        recorder.start(Pass.parse(name))
+        recorder.end(Pass.parse(name))
+        devices.append(read_times(recorder))
+    timeline = joined_timeline(devices, [0.0, 100.0])
+    assert timeline.starts == ((0.0,), (1.0,))
+    assert timeline.makespan == 2.0
+
+
+def test_saved_bytes_count_each_storage_once_and_no_parameter():
+    linear = nn.Linear(16, 16)
+    meter = LiveBytes(parameter_storages(linear.parameters()))
+    x = torch.randn(4, 16, requires_grad=True)
+    with meter.hooks(lambda key, size: None):
+        hidden = linear(x)
+        loss = (torch.tanh(hidden) * hidden).sum()  # saves x, hidden and tanh(hidden): three storages
+    assert meter.now == meter.peak == 3 * 4 * 16 * 4
+    loss.backward()
+    assert meter.now == 0
+    assert x.grad is not None
+
+
+def test_hooks_on_saved_tensors_change_no_gradient():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8))
+    x = torch.randn(4, 16)
+    gradients = []
+    for counted in (False, True):
+        model.zero_grad()
+        if counted:
+            with LiveBytes(parameter_storages(model.parameters())).hooks(lambda key, size: None):
+                loss = model(x).square().mean()
+        else:
+            loss = model(x).square().mean()
+        loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_latency_and_bandwidth_of_each_direction():
+    def ping(there: int, back: int) -> float:
+        return 2 * 3e-3 + there / 1e9 + back / 4e8
+
+    there, back = fit_links(ping, 1 << 22)
+    assert there.latency == pytest.approx(3e-3, rel=1e-3)
+    assert there.bandwidth == pytest.approx(1e9, rel=1e-3)
+    assert back.bandwidth == pytest.approx(4e8, rel=1e-3)
+
+
+LATENCY, BANDWIDTH = 20e-3, {(0, 1): 40e6, (1, 0): 20e6}  # slow enough for the real transfer not to matter
+
+
+def _delay(source: int, destination: int, num_bytes: int) -> float:
+    return LATENCY + num_bytes / BANDWIDTH[source, destination]
+
+
+def _measure(rank: int):
+    channels = open_channels(cyclic(2), [[0, 1]], torch.device("cpu"), timedelta(seconds=30))
+    start = time.perf_counter()
+    links = measure_links(channels, 1 << 20, _delay)
+    return links, clock_offsets(channels), time.perf_counter() - start
+
+
+@pytest.mark.distributed
+def test_emulated_links_are_found():
+    """Two processes over gloo, slowed down to known figures: within 20 %."""
+    results = run_processes(_measure, 2)
+    for links, offsets, _ in results:
+        assert links == results[0][0]
+        for (a, b), bandwidth in BANDWIDTH.items():
+            assert links[a][b].latency == pytest.approx(LATENCY, rel=0.2)
+            assert links[a][b].bandwidth == pytest.approx(bandwidth, rel=0.2)
+        assert offsets[0] == 0.0
+        assert abs(offsets[1]) < 5e-3  # one host, one clock

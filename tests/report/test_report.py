@@ -1,0 +1,100 @@
+"""What the reports say, and that they open."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_zb import report
+from lightning_zb.planning.costs import CostModel, LayerCost, Link
+from lightning_zb.planning.planfile import read_costs, read_plan
+from lightning_zb.planning.planner import make_plan
+from lightning_zb.planning.timeline import Timeline
+from lightning_zb.report.directory import write_report
+from lightning_zb.report.picture import planned_timeline
+from lightning_zb.report.trace import trace_events
+
+
+def costs() -> CostModel:
+    layers = [LayerCost(f"layers.{i}", 1.0, 1.0, 1.0, 2**20, 2**19, 2**20, 2**18) for i in range(8)]
+    return CostModel(tuple(layers), Link(0.1))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan(costs(), 4, 6, "zb-v", 1.0)
+
+
+@pytest.fixture(scope="module")
+def measured(plan) -> Timeline:
+    planned = planned_timeline(plan)
+    starts, ends = (tuple(tuple(1.1 * t for t in device) for device in times) for times in (planned.starts, planned.ends))
+    waits = tuple(((0.0, 0.5),) for _ in range(4))
+    return Timeline(planned.orders, starts, ends, waits)
+
+
+def test_the_trace_has_every_pass_every_wait_and_an_arrow_for_every_transfer(plan, measured):
+    events = trace_events(measured)
+    compute = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    assert len(compute) == sum(map(len, plan.schedule.orders))
+    for event in compute:
+        assert event["name"] in {str(p) for p in plan.schedule.orders[event["pid"]]}
+    waits = [e for e in events if e["ph"] == "X" and e["tid"] == 1]
+    assert [(e["ts"], e["dur"]) for e in waits] == [(0.0, 5e5)] * 4
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    # eight chunks on a V: chunks 3 and 4 share a device; F and B cross the other six borders
+    assert len(starts) == len(ends) == 2 * 6 * plan.num_microbatches
+    slices = {(e["pid"], e["name"]): e for e in compute}
+    for number, start in starts.items():
+        sender, receiver = start["name"].split(" to ")
+        assert start["pid"] != ends[number]["pid"]
+        source, target = slices[start["pid"], sender], slices[ends[number]["pid"], receiver]
+        assert source["ts"] <= start["ts"] <= source["ts"] + source["dur"]
+        assert ends[number]["ts"] == target["ts"] >= source["ts"] + source["dur"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {f"device {d}" for d in range(4)}
+
+
+def test_all_reports_are_written_and_read_back(plan, measured, tmp_path: Path):
+    write_report(tmp_path / "new", plan, measured, plan.predicted.peak_bytes)
+    assert read_plan(tmp_path / "new" / "plan.json") == plan
+    assert read_costs(tmp_path / "new" / "costs.json") == plan.costs
+    for name in ("trace_planned.json", "trace_measured.json"):
+        assert json.loads((tmp_path / "new" / name).read_text())["traceEvents"]
+    assert (tmp_path / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "new" / "summary.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| 0 |", "| 1 |", "| 2 |", "| 3 |"))]
+    busy = [float(row[1]) for row in rows[:4]]
+    assert busy == pytest.approx([1e3 * b for b in measured.busy], rel=1e-3)
+    assert all(float(row[2]) == 500.0 for row in rows[:4])
+
+
+def test_a_plan_alone_can_be_drawn(plan, tmp_path: Path):
+    report.svg(plan, tmp_path / "plan.svg")
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
+    report.timeline_picture(make_plan(costs(), 1, 1, "1f1b"), tmp_path / "one.png")
+    report.chrome_trace(plan, tmp_path / "trace.json")
+
+
+def test_the_grid_shows_devices_in_lines_of_one_width(plan):
+    lines = report.terminal_grid(plan, width=150).splitlines()
+    assert len(lines) == 4
+    assert {len(line) for line in lines} == {150}
+    assert lines[0].startswith("device 0 F")
+    idle = lines[0].count(".") / (150 - len("device 0 "))
+    assert idle == pytest.approx(1 - plan.predicted.busy[0] / plan.predicted.makespan, abs=0.05)
+
+
+def test_matplotlib_is_imported_only_to_draw():
+    """Within functions of the report package: nothing else needs it installed."""
+    root = Path(report.__file__).parents[1]
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if any(name.split(".")[0] == "matplotlib" for name in names):
+                assert path.parent.name == "report", path
+                assert node.col_offset > 0, path
