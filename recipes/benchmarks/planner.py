@@ -115,7 +115,7 @@ def table_line(row: Row, budget: float, arguments: argparse.Namespace) -> tuple[
         str(row.stages),
         str(row.microbatches),
         f"{budget:g}",
-        f"{predicted.bubble_rate:.4f}",
+        f"{max(0.0, predicted.bubble_rate):.4f}",  # rounding of sums may leave -1e-16
         f"{reference:.4f}",
         f"{bound:.4f}",
         name,
