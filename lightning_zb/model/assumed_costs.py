@@ -33,7 +33,9 @@ def assumed_costs(module: nn.Module, names: Sequence[str], layers: Sequence[nn.M
     work = [_matrix_weights(layer.parameters()) for layer in layers]
     floor = max(1.0, 1e-2 * sum(work) / max(1, len(work)))
     table = sum(p.numel() for m in embeddings for p in m.parameters()) if embedded else 0
-    prologue = LayerCost("prologue", 0.0, 0.0, 0.02 * table * _SECONDS_PER_WEIGHT, role=LayerRole.PROLOGUE, parameter_bytes=_bytes(embeddings))
+    prologue = LayerCost(
+        "prologue", 0.0, 0.0, 0.02 * table * _SECONDS_PER_WEIGHT, role=LayerRole.PROLOGUE, parameter_bytes=_bytes(embeddings)
+    )
     items = [prologue]
     for name, layer, weights in zip(names, layers, work, strict=True):
         seconds = max(weights, floor) * _SECONDS_PER_WEIGHT
