@@ -1,0 +1,107 @@
+"""The commands that make or read one plan. Each takes its parsed options and says whether the plan is feasible."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_zb.cli.figures import devices, figures, headline
+from lightning_zb.cli.problem import check_devices, costs_for, search_options, with_bound
+from lightning_zb.planning.bounds import Objective
+from lightning_zb.planning.budget import fits
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.planfile import read_plan, write_plan
+from lightning_zb.planning.planner import make_plan
+from lightning_zb.planning.timeline import predict
+from lightning_zb.planning.torch_csv import to_csv
+from lightning_zb.report import chrome_trace, svg, terminal_grid, timeline_picture
+
+_SUFFIXES = {"chrome": ".trace.json", "csv": ".csv", "svg": ".svg"}
+_SAME = 1e-6  # relative; plan files written by hand may be rounded
+
+
+def plan(arguments: argparse.Namespace) -> bool:
+    """Plan, print what came out, and write the plan file."""
+    result = make_plan(
+        costs_for(arguments.costs, arguments.devices),
+        arguments.devices,
+        arguments.microbatches,
+        schedule=arguments.schedule,
+        memory_budget=arguments.memory_budget,
+        partition=arguments.partition,
+        **search_options(arguments.schedule, arguments),
+    )
+    objective = Objective(arguments.objective)
+    result = with_bound(result, objective)
+    print(headline(result))
+    print(figures(result, objective))
+    print()
+    print(devices(result))
+    if arguments.out is not None:
+        write_plan(result, arguments.out)
+        print(f"\nwritten to {arguments.out}")
+    return True
+
+
+def simulate(arguments: argparse.Namespace) -> bool:
+    """Run a plan through the performance model; says so where the file promised something else."""
+    written = _read(arguments.plan)
+    result = with_bound(_predicted_again(written))
+    print(headline(result))
+    print(figures(result))
+    print()
+    print(devices(result))
+    for name in ("step_time", "period", "makespan"):
+        promised, found = getattr(written.predicted, name), getattr(result.predicted, name)
+        if abs(promised - found) > _SAME * abs(found):
+            print(f"note: the file's predicted.{name} is {promised:.6g} s, its passes and costs give {found:.6g} s")
+    limits = result.memory_limit
+    if limits is None or fits(result.predicted.peak_bytes, limits):
+        return True
+    over = [d for d in range(result.num_devices) if not fits([result.predicted.peak_bytes[d]], [limits[d]])]
+    needed = [f"{peak:.0f}" for peak in result.predicted.peak_bytes]
+    print(f"infeasible: devices {over} exceed memory_limit; the passes need {', '.join(needed)} activation bytes")
+    return False
+
+
+def show(arguments: argparse.Namespace) -> bool:
+    """Draw a plan in the terminal, and as a picture if asked to."""
+    result = _read(arguments.plan)
+    print(headline(result))
+    print(terminal_grid(result, width=shutil.get_terminal_size((120, 24)).columns))
+    print("F forward, B input gradient, W weight gradient, BW both; the number is the microbatch; . is idle")
+    if arguments.png is not None:
+        timeline_picture(result, arguments.png)
+        print(f"written to {arguments.png}")
+    return True
+
+
+def export(arguments: argparse.Namespace) -> bool:
+    """Write a plan for another tool."""
+    result = _read(arguments.plan)
+    path = arguments.out
+    if path is None:
+        path = arguments.plan.with_name(arguments.plan.stem + _SUFFIXES[arguments.format])
+    if arguments.format == "chrome":
+        chrome_trace(result, path)
+    elif arguments.format == "csv":
+        path.write_text(to_csv(result.schedule))
+    else:
+        if path.suffix != ".svg":
+            raise ValueError(f"--out {path}: a picture in svg needs a name that ends with .svg")
+        svg(result, path)
+    print(f"written to {path}")
+    return True
+
+
+def _read(path: Path) -> Plan:
+    result = read_plan(path)
+    check_devices(result.costs, result.num_devices, f"{path}: costs")
+    return result
+
+
+def _predicted_again(written: Plan) -> Plan:
+    chunk_costs = written.costs.chunks(written.partition)
+    return replace(written, predicted=predict(written.schedule, written.placement, chunk_costs, written.costs))

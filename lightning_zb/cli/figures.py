@@ -1,0 +1,75 @@
+"""What a plan promises, as text: its figures, and its devices one by one."""
+
+from __future__ import annotations
+
+from lightning_zb.cli.problem import strongest_bound, value_of
+from lightning_zb.cli.text import byte_unit, duration, table, time_unit
+from lightning_zb.planning.bounds import Objective
+from lightning_zb.planning.budget import constant_bytes
+from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.timeline import overlapped_seconds, simulate
+
+
+def headline(plan: Plan) -> str:
+    """One line: what was planned."""
+    chunks = plan.partition.num_chunks
+    name = plan.planner.name
+    return f"{name}: {plan.num_devices} devices, {chunks} chunks, {plan.num_microbatches} microbatches"
+
+
+def figures(plan: Plan, objective: Objective = Objective.STEP_TIME) -> str:
+    """The plan's times, bubble, bound and origin, one a line."""
+    predicted = plan.predicted
+    bound = strongest_bound(plan, objective)
+    value = value_of(plan, objective)
+    rows = [
+        ("step_time", f"{duration(predicted.step_time)}  (longest device, first pass to last; bubble "
+         f"{predicted.bubble_rate:.4f}, idle {predicted.idle_fraction:.4f})"),
+        ("period", f"{duration(predicted.period)}  (per step, many in a row, with post-validation)"),
+        ("makespan", f"{duration(predicted.makespan)}  (one step alone, end to end)"),
+        ("lower bound", f"{duration(bound.seconds)} of {objective.value}  ({bound.name} bound, device {bound.device}; gap "
+         f"{gap(value, bound.seconds)})"),
+        ("planned in", f"{plan.planner.seconds:.2f} s  ({plan.planner.status.value}: {plan.planner.status.message})"),
+    ]  # fmt: skip
+    if plan.planner.reason:
+        rows.append(("why", plan.planner.reason))
+    return "\n".join(f"{name:<12} {text}" for name, text in rows)
+
+
+def gap(value: float, bound: float) -> str:
+    """How far above the bound a value is."""
+    return f"{round(100 * (value - bound) / bound, 2) + 0.0:.2f} %" if bound > 0 else "-"  # + 0.0: no minus before a zero
+
+
+def devices(plan: Plan) -> str:
+    """Times and bytes of each device (T_d, BubbleTime, OverlapTime, A_d and G_d of the second paper)."""
+    chunk_costs = plan.costs.chunks(plan.partition)
+    timeline = simulate(plan.schedule, plan.placement, chunk_costs, plan.costs)
+    overlap = overlapped_seconds(timeline, plan.placement, chunk_costs, plan.costs)
+    states = constant_bytes(plan.costs, plan.partition, plan.placement)
+    peaks = plan.predicted.peak_bytes
+    second, time_name = time_unit(timeline.spans)
+    byte, byte_name = byte_unit((*peaks, *states))
+    header = ["device", "chunks", f"span ({time_name})", "busy", "bubble", "overlap", f"peak ({byte_name})", "limit",
+              "gradients", "states"]  # fmt: skip
+    rows = []
+    for d in range(plan.num_devices):
+        own = plan.placement.chunks_of(d)
+        limit = None if plan.memory_limit is None or plan.memory_limit[d] == float("inf") else plan.memory_limit[d]
+        times = (timeline.spans[d], timeline.busy[d], timeline.spans[d] - timeline.busy[d], overlap[d])
+        rows.append(
+            [
+                str(d),
+                ",".join(map(str, own)),
+                *(f"{t / second:.2f}" for t in times),
+                f"{peaks[d] / byte:.3f}",
+                "none" if limit is None else f"{limit / byte:.3f}",
+                f"{sum(chunk_costs[c].parameter_bytes for c in own) / byte:.3f}",
+                f"{states[d] / byte:.3f}",
+            ]
+        )
+    legend = (
+        "bubble: waits within the span; overlap: an input is under way while the device works; peak: activations; "
+        "gradients: as large as the parameters; states: all that is constant, workspace of the largest pass included"
+    )
+    return f"{table(header, rows, left=(0, 1))}\n{legend}"

@@ -1,0 +1,258 @@
+"""The options of every command, and how their values are read."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_zb.cli.baselines import BASELINES
+from lightning_zb.cli.commands import export, plan, show, simulate
+from lightning_zb.cli.comparison import compare
+from lightning_zb.planning.bounds import Objective
+from lightning_zb.planning.budget import DeviceBudget, MemoryBudget, parse_bytes
+from lightning_zb.planning.partitioning import PartitionSpec
+from lightning_zb.planning.registry import find_schedule, known_schedules
+
+_EXIT_CODES = "exit codes: 0 feasible, 3 infeasible (the smallest feasible budget is printed), 2 bad input"
+
+
+class InputError(ValueError):
+    """An argument is missing or wrong."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong argument in one sentence, without the usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+
+@dataclass(frozen=True, slots=True)
+class CostsFile:
+    """A costs file of `compare`, with the microbatches of a step where they were written behind it."""
+
+    path: Path
+    num_microbatches: int | None = None
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser; what it returns has the command to run as `run`."""
+    parser = _Parser(
+        prog="lightning-zb",
+        description="Plan zero-bubble pipelines from the costs of layers: no GPU, no model, no data needed.",
+        epilog=_EXIT_CODES,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    _add_plan(commands)
+    _add_simulate(commands)
+    _add_compare(commands)
+    _add_show(commands)
+    _add_export(commands)
+    return parser
+
+
+def _command(commands, name: str, run: Callable[[argparse.Namespace], bool], summary: str, example: str) -> _Parser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"example:\n  {example}\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_plan(commands) -> None:
+    example = "lightning-zb plan --costs costs.json --devices 8 --microbatches 32 --memory-budget 1.0 --out plan.json"
+    parser = _command(commands, "plan", plan, "find the best schedule for measured costs under a memory limit", example)
+    parser.add_argument(
+        "--costs", required=True, type=Path, metavar="FILE", help="costs file (JSON): seconds and bytes of every layer, links"
+    )
+    parser.add_argument("--microbatches", required=True, type=_count, metavar="M", help="microbatches of a step")
+    parser.add_argument(
+        "--schedule", default="auto", type=schedule_name, metavar="NAME", help=f"auto (default) or one of {_names()}"
+    )
+    _add_problem(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the plan file (JSON) here")
+
+
+def _add_simulate(commands) -> None:
+    example = "lightning-zb simulate plan.json"
+    parser = _command(commands, "simulate", simulate, "run a plan through the performance model, device by device", example)
+    _add_plan_file(parser)
+
+
+def _add_compare(commands) -> None:
+    example = (
+        "lightning-zb compare --costs costs.json --devices 8 --microbatches 32 --schedules 1f1b,zb-v,auto --memory-budget 1.0\n"
+        "  lightning-zb compare --costs size1.json:32 size2.json:16 --devices 8 --schedules zb-1p,auto --memory-budget 40GiB"
+    )
+    parser = _command(commands, "compare", compare, "rank schedules at equal global batch and memory", example)
+    parser.add_argument(
+        "--costs",
+        required=True,
+        nargs="+",
+        type=_costs_file,
+        metavar="FILE[:M]",
+        help="costs files, one for each microbatch size; :M gives the microbatches of a step for this one, such that all "
+        "files make the same global batch (half the microbatches at twice the size)",
+    )
+    parser.add_argument("--microbatches", type=_count, metavar="M", help="microbatches of a step, for files without :M")
+    parser.add_argument(
+        "--schedules",
+        required=True,
+        type=_schedule_list,
+        metavar="A,B,C",
+        help=f"auto, {_names()}; or baselines with a partition of their own: "
+        + "; ".join(f"{name} ({baseline.meaning})" for name, baseline in BASELINES.items()),
+    )
+    _add_problem(
+        parser, "; with several costs files a number counts in activations of the first, so that all get the same bytes"
+    )
+
+
+def _add_show(commands) -> None:
+    example = "lightning-zb show plan.json --png plan.png"
+    parser = _command(commands, "show", show, "draw a plan in the terminal, one line a device", example)
+    _add_plan_file(parser)
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw it as a picture too (needs matplotlib)")
+
+
+def _add_export(commands) -> None:
+    example = "lightning-zb export plan.json --format chrome    # open plan.trace.json in ui.perfetto.dev"
+    parser = _command(commands, "export", export, "write a plan for other tools", example)
+    _add_plan_file(parser)
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=("chrome", "csv", "svg"),
+        help="chrome: trace for Perfetto; csv: compute actions for torch.distributed.pipelining; svg: picture (matplotlib)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="where to; default: beside the plan, as .trace.json, .csv or .svg"
+    )
+
+
+def _add_plan_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="plan file (JSON) that the command plan has written")
+
+
+def _add_problem(parser: argparse.ArgumentParser, about_budget: str = "") -> None:
+    """What plan and compare have in common."""
+    parser.add_argument("--devices", required=True, type=_count, metavar="P", help="devices of the pipeline")
+    parser.add_argument(
+        "--memory-budget",
+        type=memory_budget,
+        metavar="X",
+        help="what each device may hold: a number counts activations alone, 1.0 is those of the whole model for one "
+        "microbatch (what 1f1b needs); a size such as 40GiB is the whole device, model states included; one for each device "
+        f"as 40GiB,40GiB,24GiB; default: the schedule's own, none for auto{about_budget}",
+    )
+    parser.add_argument(
+        "--objective",
+        default=Objective.STEP_TIME.value,
+        choices=[objective.value for objective in Objective],
+        help="what a search minimises and what counts: step_time (default; the longest device, first pass to last), period "
+        "(per step, many in a row, with post-validation), makespan (one step alone, end to end: a synchronous optimizer step)",
+    )
+    parser.add_argument(
+        "--effort",
+        type=_count,
+        metavar="N",
+        help="work units of a search: the same units and seed give the same plan on any machine, more never a worse one",
+    )
+    parser.add_argument("--seconds", type=_seconds, metavar="S", help="let a search end after about that many seconds")
+    parser.add_argument("--seed", type=_seed, metavar="N", help="seed of a search, default 0")
+    parser.add_argument(
+        "--partition",
+        default="even",
+        type=partition,
+        metavar="SPEC",
+        help="layers to chunks: even (default; equal layer counts), balanced (by time), or the layers of each chunk as 3,4,4,3",
+    )
+
+
+def _names() -> str:
+    return ", ".join(name for name in known_schedules() if name != "auto")
+
+
+def memory_budget(text: str) -> MemoryBudget:
+    """A memory budget: `1.5`, `40GiB`, or one for each device, `40GiB,24GiB`."""
+    entries = [_device_budget(entry.strip()) for entry in text.split(",")]
+    return entries[0] if len(entries) == 1 else entries
+
+
+def _device_budget(text: str) -> DeviceBudget:
+    try:
+        number = float(text)
+    except ValueError:
+        _explained(parse_bytes, text)
+        return text
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number; 1.0 is what 1f1b needs")
+    return number
+
+
+def partition(text: str) -> PartitionSpec:
+    """A partition: `even`, `balanced`, or layer counts, `3,4,4,3`."""
+    if text in ("even", "balanced"):
+        return text
+    counts = text.split(",")
+    if not all(count.strip().isdigit() and int(count) > 0 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not even, balanced, or layer counts such as 3,4,4,3")
+    return [int(count) for count in counts]
+
+
+def schedule_name(text: str) -> str:
+    """The name of a schedule that `make_plan` knows."""
+    _explained(find_schedule, text)
+    return text
+
+
+def _schedule_list(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in BASELINES:
+            schedule_name(name)
+    return names
+
+
+def _explained(read: Callable[[str], object], text: str) -> None:
+    """Let argparse put the option's name in front of what is wrong."""
+    try:
+        read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _costs_file(text: str) -> CostsFile:
+    path, colon, count = text.rpartition(":")
+    if not colon or not count.isdigit():
+        return CostsFile(Path(text))
+    return CostsFile(Path(path), _count(count))
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count (1, 2, 3, ...)")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed (0, 1, 2, ...)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value

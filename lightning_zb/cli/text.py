@@ -1,0 +1,57 @@
+"""Numbers and tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+
+
+def time_unit(seconds: Iterable[float]) -> tuple[float, str]:
+    """The unit in which the largest of some times has two digits or more: its seconds and its name."""
+    return _unit(max(seconds, default=0.0) / 10, _TIMES)
+
+
+def byte_unit(sizes: Iterable[float]) -> tuple[float, str]:
+    """The unit in which the largest of some sizes is 1 or more: its bytes and its name."""
+    return _unit(max(sizes, default=0.0), _SIZES)
+
+
+def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    return next((unit for unit in units if largest >= unit[0]), units[-1])
+
+
+def duration(seconds: float) -> str:
+    """A time with its unit."""
+    scale, name = time_unit([seconds])
+    return f"{seconds / scale:.5g} {name}"
+
+
+def runs(values: Sequence[str]) -> str:
+    """A list in which equal neighbours are counted: 2.5, 2.5, 2.5, 2.0 become `3x2.5 2.0`."""
+    counted = [(value, len(list(group))) for value, group in groupby(values)]
+    return " ".join(value if count == 1 else f"{count}x{value}" for value, count in counted)
+
+
+def as_option(budget: object) -> str:
+    """A memory budget as it is written on the command line."""
+    return ",".join(map(str, budget)) if isinstance(budget, (list, tuple)) else str(budget)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> str:
+    """Columns as wide as they must be.
+
+    Args:
+        header: a name for each column.
+        rows: cells.
+        left: columns that are aligned on the left; numbers stay on the right.
+    """
+    left = set(left)
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        cells = [cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
