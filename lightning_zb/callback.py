@@ -166,8 +166,8 @@ class ZeroBubbleCallback(pl.Callback):
                 self._start(_Purpose.VERIFY, trainer, pipeline, _NUM_VERIFY_STEPS)
         self.profile = profile
         self._is_measured, self._predicted = True, pipeline.plan
-        self._check_memory(trainer, pipeline, profile)
-        if self._window is None:
+        if self._window is None:  # else what was measured is not of the plan that runs now
+            self._check_memory(pipeline.plan, profile)
             self._write_report(trainer, pipeline.plan, profile)
 
     def _decide(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> Decision:
@@ -211,17 +211,17 @@ class ZeroBubbleCallback(pl.Callback):
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
-    def _check_memory(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> None:
+    def _check_memory(self, plan: Plan, profile: Profile | None) -> None:
         """Compare measured peaks with the plan's limit; too much is reported at once."""
-        if profile is not None:
-            self._peak_bytes = max(profile.peak_bytes)
-            limits = pipeline.plan.memory_limit
-            for device, peak in enumerate(profile.peak_bytes):
-                if limits is not None and peak > limits[device]:
-                    rank_zero_warn(
-                        f"device {device} held {_size(peak)} of activations, more than its memory budget of "
-                        f"{_size(limits[device])}; predicted were {_size(pipeline.plan.predicted.peak_bytes[device])}"
-                    )
+        if profile is None:
+            return
+        self._peak_bytes = max(profile.peak_bytes)
+        for device, peak in enumerate(profile.peak_bytes):
+            if plan.memory_limit is not None and peak > plan.memory_limit[device]:
+                rank_zero_warn(
+                    f"device {device} held {_size(peak)} of activations, more than the {_size(plan.memory_limit[device])} "
+                    f"that its memory budget leaves; predicted were {_size(plan.predicted.peak_bytes[device])}"
+                )
 
     # -- reports ---------------------------------------------------------------------------------------------------
 

@@ -78,19 +78,23 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
         plan = read_plan(request.schedule)
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
+    budget = request.memory_budget
     if request.costs is not None:
         from lightning_zb.planning.planfile import read_costs
 
         costs, source = read_costs(request.costs), f"costs from {request.costs}"
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
-        if isinstance(request.memory_budget, str):
-            raise ValueError(
-                f"memory_budget={request.memory_budget!r} needs measured bytes; pass costs=..., "
-                "or write the budget as a multiple such as 1.0"
-            )
-    plan = make_plan(costs, num_devices, num_microbatches, request.schedule, request.memory_budget, request.partition)
+        if needs_bytes(budget):
+            source += f", memory_budget={budget!r} counts once layers are measured"
+            budget = None
+    plan = make_plan(costs, num_devices, num_microbatches, request.schedule, budget, request.partition)
     return ChosenPlan(plan, _announce(plan, f"{plan.planner.reason}; {source}"))
+
+
+def needs_bytes(budget: Any) -> bool:
+    """Whether a memory budget names bytes (`"40GiB"`), which assumed costs do not know."""
+    return isinstance(budget, str) or (isinstance(budget, (list, tuple)) and any(isinstance(b, str) for b in budget))
 
 
 def _check_fits(plan: Plan, path: str, stack: LayerStack, num_devices: int, num_microbatches: int) -> None:

@@ -97,6 +97,7 @@ def decide(
     gain = 1 - best.predicted.makespan / now.predicted.makespan
     if not over and gain < min_gain:
         found = f"{best.planner.name} would save {100 * gain:.1f} % of a step" if gain > 0 else "nothing faster was found"
+        found += "".join(f"; not possible: {refusal}" for refusal in dict.fromkeys(refusals))
         return Decision(now, "nothing", f"{found}; the running plan stays")
     what = "order"
     if best.placement != now.placement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -83,11 +84,11 @@ class ZeroBubbleStrategy(ParallelStrategy):
             layers=layers,
             virtual_devices=virtual_devices,
             check_data_steps=check_data_steps,
+            timeout=timedelta(seconds=timeout_seconds),
         )
         self._post_validation = PostValidation.parse(post_validation)
         self._error_if_nonfinite = error_if_nonfinite
         self._start_method = start_method
-        self._timeout = timedelta(seconds=timeout_seconds)
         self.num_nodes = 1
         self._pipeline: Pipeline | None = None
         self._queue: list[tuple[Any, ...]] = []
@@ -115,6 +116,11 @@ class ZeroBubbleStrategy(ParallelStrategy):
     def statistics(self) -> dict[str, Any]:
         """What this device did: passes executed by kind, bytes of own parameters, seconds waited, transfers."""
         return self.pipeline.statistics
+
+    @property
+    def plan_request(self) -> PlanRequest:
+        """What was asked for: schedule, memory budget, partition, costs."""
+        return self._options.plan
 
     @property
     def is_between_steps(self) -> bool:
@@ -155,7 +161,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
         assert self.cluster_environment is not None
         if self.world_size > 1:
             backend = _get_default_process_group_backend_for_device(self.root_device)
-            _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout)
+            _init_dist_connection(self.cluster_environment, backend, timeout=self._options.timeout)
             atexit.register(_destroy_process_group)  # Lightning does this for NCCL only; gloo aborts at exit otherwise
             share_random_state(self.broadcast)
         module = self.lightning_module
@@ -232,6 +238,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             _optimizers_to_device(self.optimizers, self.root_device)
         share_random_state(self.broadcast)
+        gc.collect()
+        gc.freeze()  # a full collection walks all of torch, a third of a second, while the other devices wait
 
     def model_to_device(self) -> None:
         self.pipeline.move_to(self.root_device)

@@ -1,10 +1,9 @@
-"""Latency and bandwidth between devices, from a few ping-pongs in a group of their own."""
+"""Latency and bandwidth between devices, from a few ping-pongs on the way that payloads take."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 
 import torch
@@ -46,7 +45,9 @@ def _link(latency: float, num_bytes: int, seconds: float) -> Link:
 def measure_links(
     channels: Channels, payload_bytes: float, delay: Callable[[int, int, int], float] | None = None
 ) -> tuple[tuple[Link, ...], ...]:
-    """Measure all ordered pairs of devices, one pair at a time; every device of the pipeline calls it between steps.
+    """Measure the pairs of devices that hold adjacent chunks, one at a time; every device calls it between steps.
+
+    Nothing of a step is under way then, so the payloads' own groups are free.
 
     Args:
         channels: of this device.
@@ -54,19 +55,16 @@ def measure_links(
         delay: seconds by which (source, destination, bytes) is slowed down, to emulate a slower link.
 
     Returns:
-        On every device the matrix of links, source by destination.
+        On every device the matrix of links, source by destination; pairs that do not communicate get the median link.
     """
     num_devices = len(channels.ranks)
-    backend = "gloo" if channels.buffer_device.type == "cpu" else "nccl"
-    group = dist.new_group(sorted(channels.ranks), backend=backend, use_local_synchronization=True)
     size = int(min(max(payload_bytes, _SMALLEST_PAYLOAD), _LARGEST_PAYLOAD))
     found: dict[tuple[int, int], Link] = {}
-    for first, second in combinations(range(num_devices), 2):
+    for first, second in sorted({(min(pair), max(pair)) for pair in channels.data}):
         dist.barrier(channels.control)  # a pair that waits must not be timed
         if channels.device not in (first, second):
             continue
-        peer = second if channels.device == first else first
-        wire = _Wire(channels, group, peer, delay)
+        wire = _Wire(channels, second if channels.device == first else first, delay)
         if channels.device == first:
             found[first, second], found[second, first] = fit_links(wire.ping, size)
             wire.stop()
@@ -74,18 +72,25 @@ def measure_links(
             wire.answer()
     gathered: list[dict[tuple[int, int], Link]] = [{} for _ in range(num_devices)]
     dist.all_gather_object(gathered, found, group=channels.control)
-    dist.destroy_process_group(group)
     links = {pair: link for part in gathered for pair, link in part.items()}
-    return tuple(tuple(links.get((a, b), Link()) for b in range(num_devices)) for a in range(num_devices))
+    usual = _usual(list(links.values()))
+    return tuple(tuple(Link() if a == b else links.get((a, b), usual) for b in range(num_devices)) for a in range(num_devices))
+
+
+def _usual(links: Sequence[Link]) -> Link:
+    """The median link; what is assumed of pairs that have nothing to say to each other yet."""
+    if not links:
+        return Link()
+    return Link(statistics.median(link.latency for link in links), statistics.median(link.bandwidth for link in links))
 
 
 class _Wire:
     """One end of a ping-pong. A message announces its size and that of the answer, so that one side decides alone."""
 
-    def __init__(
-        self, channels: Channels, group: dist.ProcessGroup, peer: int, delay: Callable[[int, int, int], float] | None
-    ) -> None:
-        self._group, self._rank, self._delay = group, channels.ranks[peer], delay
+    def __init__(self, channels: Channels, peer: int, delay: Callable[[int, int, int], float] | None) -> None:
+        self._outgoing, self._rank = channels.outgoing(peer)
+        self._incoming, _ = channels.incoming(peer)
+        self._delay = delay
         self._device, self._here, self._there = channels.buffer_device, channels.device, peer
         self._buffers: dict[int, Tensor] = {}
 
@@ -111,7 +116,7 @@ class _Wire:
             if not there:
                 return
             buffer = self._buffer(there)
-            work = dist.irecv(buffer, src=self._rank, group=self._group)
+            work = dist.irecv(buffer, src=self._rank, group=self._incoming)
             self._send(self._buffer(_SMALL))
             assert work is not None
             work.wait()
@@ -127,10 +132,10 @@ class _Wire:
     def _send(self, tensor: Tensor, slowed: bool = False) -> None:
         if slowed and self._delay is not None:
             sleep(self._delay(self._here, self._there, tensor.numel()))
-        dist.send(tensor, dst=self._rank, group=self._group)
+        dist.send(tensor, dst=self._rank, group=self._outgoing)
 
     def _receive_into(self, tensor: Tensor) -> None:
-        dist.recv(tensor, src=self._rank, group=self._group)
+        dist.recv(tensor, src=self._rank, group=self._incoming)
         self._settle()
 
     def _settle(self) -> None:
