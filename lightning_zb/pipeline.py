@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from time import perf_counter
 from typing import Any
 
@@ -52,6 +53,7 @@ class PipelineOptions:
     layers: Any
     virtual_devices: int | None
     check_data_steps: int
+    timeout: timedelta
 
 
 class Pipeline:
@@ -90,7 +92,7 @@ class Pipeline:
         self.announcement = chosen.announcement
         self._is_virtual = world_size == 1
         self._world_size, self._rank = world_size, rank
-        self.device, self.request = device, options.plan
+        self.device, self.request, self._timeout = device, options.plan, options.timeout
         self._lay_out(chosen.plan)
         self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()), device))
         self.ownership = take_ownership(module, self.stack, self._own_windows())
@@ -121,7 +123,7 @@ class Pipeline:
         if self._is_virtual:
             self._executors = offline_executors(self._runners)
         else:
-            self._channels = open_channels(self.plan.placement, [self._ranks], self.device)
+            self._channels = open_channels(self.plan.placement, [self._ranks], self.device, self._timeout)
             self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(self._channels))]
         self._sharing = Sharing(self.module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
         self._programs: dict[tuple[int, bool], Program] = {}

@@ -80,6 +80,8 @@ class StepEnding:
     ) -> None:
         self.owner = owner
         self._max_norm: float | None = None
+        self._skips = False
+        self._statistics = executors[0].statistics
         self._optimistic: OptimisticStep | None = None
         self._error_if_nonfinite = error_if_nonfinite
         transport = executors[0].transport
@@ -114,18 +116,24 @@ class StepEnding:
         else:
             slots = gradient_norm.local_norms(parameters, [not self.owner.is_copy(p) for p in parameters])
             total = gradient_norm.total_norm(slots if self._chain is None else self._chain.reduce(slots), parameters)
-            if self._error_if_nonfinite and not torch.isfinite(total):
+            self._skips = not bool(torch.isfinite(total))
+            if self._skips and self._error_if_nonfinite:
                 raise RuntimeError(
-                    f"the gradient norm is {float(total)}; no device has stepped (error_if_nonfinite=False lets training go on)"
+                    f"the gradient norm is {float(total)}; no device has stepped "
+                    "(set error_if_nonfinite=False to skip such steps)"
                 )
             gradient_norm.clip_gradients(parameters, max_value, total)
 
     def finish(self, finishing_order: tuple[int, ...]) -> None:
-        """Step.
+        """Step; a step whose norm is not finite is skipped on every device, at once or when it is validated.
 
         Args:
             finishing_order: devices by the time they finish a step.
         """
+        if self._skips:
+            self._skips = False
+            self._statistics.skips += 1
+            return
         if self._optimistic is None or self._max_norm is None:
             self.owner.step()
             return

@@ -43,9 +43,15 @@ class Vectors(torch.utils.data.Dataset):
 class Trained(L.LightningModule):
     """AdamW with a step-wise schedule; the loss is logged by step and epoch."""
 
-    def __init__(self, groups: bool = False, lr: float = 3e-3) -> None:
+    def __init__(self, groups: bool = False, lr: float = 3e-3, poisoned_step: int | None = None) -> None:
         super().__init__()
-        self.groups, self.lr = groups, lr
+        self.groups, self.lr, self.poisoned_step = groups, lr, poisoned_step
+
+    def on_before_optimizer_step(self, optimizer) -> None:
+        if self.global_step == self.poisoned_step:  # as an overflow in one layer would
+            gradient = next(p for n, p in self.named_parameters() if n == "net.layers.3.up.weight").grad
+            if gradient is not None:
+                gradient[0, 0] = float("nan")
 
     def loss(self, batch) -> torch.Tensor:
         raise NotImplementedError

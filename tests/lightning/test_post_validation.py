@@ -33,6 +33,8 @@ def _cases(num_ranks: int) -> list[Case]:
         _case("some-1f1b", num_ranks, 1.0, strategy={"schedule": "1f1b", "memory_budget": None}),
         _case("some-tied", num_ranks, 1.0, model_options={"tied": True}),
         _case("auto", num_ranks, 1.3, mode="auto", trainer={"max_epochs": 8}),
+        _case("nan", num_ranks, 1.0, model_options={"poisoned_step": 2}),
+        _case("nan-off", num_ranks, 1.0, mode="off", model_options={"poisoned_step": 2}),
         _case("dropout", num_ranks, 1.0, model_options={"dropout": 0.2}),
         _case("dropout-off", num_ranks, 1.0, mode="off", model_options={"dropout": 0.2}),
     ]
@@ -48,13 +50,15 @@ def test_optimistic_steps_keep_every_bit(num_ranks: int, tmp_path: Path):
     results = run_cases(cases, num_ranks, tmp_path, seconds=400)
     found = {}
     for case in cases:
-        if case.name.startswith("dropout"):  # drawn inside the layers: compared with the synchronous run below
+        if case.name.startswith(("dropout", "nan")):  # compared with the synchronous run below
             continue
         plain = run(Case(**{**case.__dict__, "strategy": None, "devices": 1}), tmp_path / "plain")
         found[case.name] = differences(results[case.name], plain)
-    merged = _merge(results["dropout-off"])
-    found["dropout"] = differences(results["dropout"], merged)
+    for name in ("dropout", "nan"):
+        found[name] = differences(results[name], _merge(results[f"{name}-off"]))
     assert all(not differences for differences in found.values()), found
+    assert all(torch.isfinite(w).all() for w in _merge(results["nan"])["weights"].values())
+    assert _total(results["nan"], "skips") == _total(results["nan-off"], "skips") == num_ranks
     assert _total(results["never"], "optimistic_steps") > 0
     assert _total(results["never"], "rollbacks") == _total(results["never"], "redone_forwards") == 0
     assert _total(results["always"], "rollbacks") + _total(results["always"], "holds") > 0
