@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -81,7 +82,7 @@ CHUNK_ROWS = (
 )
 
 
-def plan_row(row: Row, budget: float, schedule: str, chunks: int, **options: object) -> tuple[Plan, float]:
+def plan_row(row: Row, budget: float, schedule: str, chunks: int, **options: Any) -> tuple[Plan, float]:
     """The plan of a row at a budget, and the seconds it took."""
     started = time.perf_counter()
     plan = make_plan(row.costs(chunks), row.stages, row.microbatches, schedule, budget, **options)
