@@ -199,6 +199,12 @@ def make_candidates(request: PlanRequest, seed: int, objective: Objective) -> li
             placement, problem.chunk_costs, costs, request.num_microbatches, problem.limits, seed=seed, objective=objective
         )
         candidates.append(Candidate(name, partition, problem, searcher))
+    if not candidates and not failures:
+        chunks = ", ".join(str(n) for n in sorted({p.num_chunks for p in placements.values()}))
+        raise ValueError(
+            f"partition {list(request.partition)} has {len(request.partition)} chunks; "  # type: ignore[call-overload, arg-type]
+            f"on {request.num_devices} devices schedule 'auto' tries placements of {chunks}"
+        )
     if not candidates:
         _, failed_budget, least, *where = min(failures, key=lambda f: f[0])
         raise infeasible(failed_budget, least, "one microbatch", *where)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,9 @@ def _same(a: Any, b: Any, where: str = "checkpoint") -> list[str]:
 
 
 def _case(name: str, strategy: dict[str, Any] | None, epochs: int, **changes: Any) -> Case:
-    return Case(name, "tokens", trainer={"max_epochs": epochs, "gradient_clip_val": 0.5}, strategy=strategy, **{**_RUN, **changes})
+    return Case(
+        name, "tokens", trainer={"max_epochs": epochs, "gradient_clip_val": 0.5}, strategy=strategy, **{**_RUN, **changes}
+    )
 
 
 CHAIN = [

@@ -58,7 +58,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "tied on a V": {"model_options": {"tied": True}},
     "tied on two devices": {"model_options": {"tied": True}, "strategy": {"schedule": "zb-h1"}},
     "head reads the embedding": {"model_options": {"functional_head": True}},
-    "head reads the embedding on another device": {"model_options": {"functional_head": True}, "strategy": {"schedule": "1f1b"}},
+    "head reads the embedding on another device": {
+        "model_options": {"functional_head": True},
+        "strategy": {"schedule": "1f1b"},
+    },
     "layer used twice": {"model_options": {"twice": True}},
     "raw parameters": {"model_options": {"raw_positions": True}},
     "two groups and clipping": {"model_options": {"groups": True}, "trainer": {"gradient_clip_val": 0.5}},
