@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import Enum, unique
 from itertools import product
 
 import numpy as np
@@ -29,6 +30,15 @@ from lightning_zb.planning.simulation import Integers, PassTable, run_step, tabu
 _TOLERANCE = 1e-9  # of a limit: sums of bytes in floating point
 
 
+@unique
+class Detour(Enum):
+    """The time on the way of the first microbatch that rounding leaves out, in whole units and rounded down."""
+
+    NONE = "none"
+    LINKS = "links"  # each link where the links up to it come to one more unit
+    RETURN = "return"  # on the way back, where what is left out between a chunk's F and its B comes to one more unit
+
+
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What the list scheduler is free to do; builders try several and keep the best.
@@ -36,7 +46,7 @@ class Choices:
     Args:
         resolution: the order up to the last forwards comes from times rounded to this many parts of the mean F, without
             links; 0 takes the true times throughout.
-        links: let the first microbatch pay its links in those rounded times, so that more F come before the first B.
+        detour: what the first microbatch pays beyond those rounded times, so that more F come before the first B.
         patience: while the pipeline drains, how much later than a B an F may start and still go first, in units of B.
         fill_forward: put W before an F that it delays where the device would otherwise become the one with the most
             idle time; otherwise W fill only what they fit into.
@@ -45,7 +55,7 @@ class Choices:
     """
 
     resolution: int = 1
-    links: bool = False
+    detour: Detour = Detour.NONE
     patience: float = 1.0
     fill_forward: bool = True
     fill_backward: bool = True
@@ -53,9 +63,16 @@ class Choices:
 
 
 GRID = tuple(
-    Choices(resolution, links, *values)
-    for (resolution, links), values in product(
-        ((1, False), (2, False), (3, False), (1, True), (0, False)),
+    Choices(resolution, detour, *values)
+    for (resolution, detour), values in product(
+        (
+            (1, Detour.NONE),
+            (2, Detour.NONE),
+            (3, Detour.NONE),
+            (1, Detour.LINKS),
+            (1, Detour.RETURN),
+            (0, Detour.NONE),
+        ),
         product((1.0, 0.8, 0.0), (True, False), (True, False), (0.0, 1.0)),
     )
 )
@@ -130,7 +147,7 @@ def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[In
     lead_lengths = np.zeros(placement.num_devices, dtype=np.int64)
     if choices.resolution:
         rounded = _list_schedule(
-            problem, choices, _rounded(table, choices.resolution, choices.links), offsets, lead, lead_lengths
+            problem, choices, _rounded(table, choices.resolution, choices.detour), offsets, lead, lead_lengths
         )
         lead = rounded[rounded < 2 * table.num_cells]
         lead_lengths = _until_last_forward(lead, offsets // 3 * 2, problem)
@@ -140,10 +157,9 @@ def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[In
     return order, offsets
 
 
-def _rounded(table: PassTable, resolution: int, links: bool) -> PassTable:
-    """Durations as multiples of the mean F over resolution, at least one; transfers take no time.
+def _rounded(table: PassTable, resolution: int, detour: Detour) -> PassTable:
+    """Durations as multiples of the mean F over resolution, at least one; transfers take no time but for the detour.
 
-    With links, those on the way of the first microbatch take whole units: what they add up to by then, rounded down.
     W count a thousandth less, which decides ties between a W and the F or B that it would just not delay.
     """
     cells = table.num_cells
@@ -151,12 +167,17 @@ def _rounded(table: PassTable, resolution: int, links: bool) -> PassTable:
     if unit == 0.0:
         return table
     duration = np.where(table.duration > 0, np.maximum(np.round(table.duration / unit), 1.0), 0.0)
-    duration[2 * cells : 3 * cells] *= 0.999
     lag = np.zeros_like(table.lag)
-    if links:
-        forwards = np.arange(table.num_chunks) * table.num_microbatches
+    forwards = np.arange(table.num_chunks) * table.num_microbatches
+    if detour is Detour.LINKS:
         way = np.concatenate([forwards, cells + forwards[::-1]])
         lag[way] = np.diff(np.floor(np.cumsum(table.lag[way]) / unit), prepend=0.0)
+    elif detour is Detour.RETURN:
+        lost = (table.duration + table.lag) / unit - duration
+        lost_between = np.cumsum((lost[forwards[1:]] + lost[cells + forwards[1:]])[::-1]) + table.lag[forwards[-2::-1]] / unit
+        num_units = np.floor(np.maximum.accumulate(np.maximum(lost_between, 0.0)))
+        lag[cells + forwards[:0:-1]] = np.diff(num_units, prepend=0.0)
+    duration[2 * cells : 3 * cells] *= 0.999
     return replace(table, duration=duration, lag=lag)
 
 
@@ -201,28 +222,27 @@ def _list_schedule(
 
 
 @njit(cache=True)
-def _is_safe(device, chunk, microbatch, oldest, owner, following, activation, room):  # pragma: no cover (compiled)
+def _is_safe(own, chunk, microbatch, oldest, following, activation, room):  # pragma: no cover (compiled)
     """Whether one more F leaves a way out: each microbatch in turn gets what it lacks, then gives back all it holds.
 
     Args:
-        device, chunk, microbatch: the F.
+        own: the chunks of the device.
+        chunk, microbatch: the F.
         oldest: the first microbatch that is not through on the device.
-        owner, following, activation: as in `_fill_order`.
+        following, activation: as in `_fill_order`.
         room: bytes that the device may hold beyond those that only B can free.
     """
     newest = microbatch
-    for c in range(len(owner)):
-        if owner[c] == device:
-            newest = max(newest, following[0, c] - 1)
+    for c in own:
+        newest = max(newest, following[0, c] - 1)
     room -= activation[chunk]
     for k in range(oldest, newest + 1):
         lacking, holding = 0.0, 0.0
-        for c in range(len(owner)):
-            if owner[c] == device:
-                if following[0, c] <= k and not (c == chunk and k == microbatch):
-                    lacking += activation[c]
-                elif following[1, c] <= k:
-                    holding += activation[c]
+        for c in own:
+            if following[0, c] <= k and not (c == chunk and k == microbatch):
+                lacking += activation[c]
+            elif following[1, c] <= k:
+                holding += activation[c]
         if lacking > room:
             return False
         room += holding
@@ -263,6 +283,8 @@ def _fill_order(  # pragma: no cover (compiled)
     arrival = np.full(2 * cells, np.inf)  # when the input of an F or B is there; inf until known
     arrival[:m] = 0.0
     following = np.zeros((2, num_chunks), dtype=np.int64)  # next microbatch of each chunk's F and B
+    chunks = np.argsort(owner, kind="mergesort")  # grouped by device, in model order within a device
+    bounds = np.searchsorted(owner[chunks], np.arange(num_devices + 1))
     first_chunk = np.full(num_devices, -1)
     growth = np.zeros(num_devices)  # the most that a B adds, where M_W exceeds M_B
     most_owed = np.zeros(num_devices)  # the most that a microbatch with an F behind it still needs
@@ -291,14 +313,12 @@ def _fill_order(  # pragma: no cover (compiled)
                 here = lead[offsets[d] // 3 * 2 + num_done[d]]
                 choice[d], choice_start[d] = here, max(free[d], arrival[here])
                 continue
+            own = chunks[bounds[d] : bounds[d + 1]]
             oldest = m
-            for c in range(num_chunks):
-                if owner[c] == d:
-                    oldest = min(oldest, following[1, c])
+            for c in own:
+                oldest = min(oldest, following[1, c])
             forward, forward_start, backward, backward_start, later = -1, np.inf, -1, np.inf, 0.0
-            for c in range(num_chunks - 1, -1, -1):  # at equal times the pass that has come furthest
-                if owner[c] != d:
-                    continue
+            for c in own[::-1]:  # at equal times the pass that has come furthest
                 j = following[1, c]
                 if j < following[0, c] and arrival[cells + c * m + j] < np.inf:
                     begin = max(free[d], arrival[cells + c * m + j])
@@ -311,7 +331,7 @@ def _fill_order(  # pragma: no cover (compiled)
                     if begin < forward_start and (
                         j == oldest
                         or activation[c] + most_owed[d] <= room
-                        or (activation[c] <= room and _is_safe(d, c, j, oldest, owner, following, activation, room))
+                        or (activation[c] <= room and _is_safe(own, c, j, oldest, following, activation, room))
                     ):
                         forward, forward_start = c * m + j, begin
                 later += activation[c]
