@@ -203,7 +203,7 @@ def make_candidates(request: PlanRequest, seed: int, objective: Objective) -> li
         chunks = ", ".join(str(n) for n in sorted({p.num_chunks for p in placements.values()}))
         raise ValueError(
             f"partition {list(request.partition)} has {len(request.partition)} chunks; "  # type: ignore[call-overload, arg-type]
-            f"on {request.num_devices} devices schedule 'auto' tries placements of {chunks}"
+            f"on {request.num_devices} devices schedule 'auto' tries placements of {chunks} chunks"
         )
     if not candidates:
         _, failed_budget, least, *where = min(failures, key=lambda f: f[0])
