@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_zb import device_memory
 from lightning_zb.pipeline import Pipeline
+from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
@@ -87,9 +88,15 @@ class ZeroBubbleCallback(pl.Callback):
 
     # -- Lightning's calls -----------------------------------------------------------------------------------------
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         if not hasattr(trainer.strategy, "is_between_steps"):
             raise TypeError(f'ZeroBubbleCallback needs Trainer(strategy="zero_bubble"), not {type(trainer.strategy).__name__}')
+        request = trainer.strategy.plan_request
+        if needs_bytes(request.memory_budget) and request.costs is None and self.profile_steps is None:
+            raise ValueError(
+                f"memory_budget={request.memory_budget!r} needs measured bytes: give ZeroBubbleCallback profile_steps, "
+                "or the strategy costs=..., or write the budget as a multiple such as 1.0"
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reset()

@@ -1,0 +1,185 @@
+"""Profile, plan, switch: what the callback decides, what then happens, and what it says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+import lightning_zb
+from lightning_zb.callback import find_drift
+from lightning_zb.planning.costs import CostModel, LayerCost
+from lightning_zb.planning.planner import make_plan
+from lightning_zb.replanning import Replan, decide
+from tests.lightning.models import MODELS, dataset
+from tests.lightning.processes import run_ranks
+
+ROOT = Path(__file__).parents[2]
+
+
+def costs(*seconds: float) -> CostModel:
+    return CostModel(tuple(LayerCost(f"layers.{i}", s, s, s, 1.0, 0.5) for i, s in enumerate(seconds)))
+
+
+EQUAL = costs(*[1.0] * 8)
+UNEQUAL = costs(1, 1, 1, 1, 4, 4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("replan", "change"), [("off", "nothing"), ("order", "nothing"), ("partition", "partition"), ("placement", "placement")]
+)
+def test_only_what_may_change_changes(replan: str, change: str):
+    running = make_plan(EQUAL, 2, 8, "zb", 2.0)
+    decision = decide(running, UNEQUAL, Replan(replan), "zb", 2.0)
+    assert decision.change == change
+    assert decision.plan.costs is UNEQUAL
+    before = decide(running, UNEQUAL, Replan.OFF, "zb", 2.0).plan
+    assert decision.plan.predicted.makespan <= before.predicted.makespan
+    if change == "nothing":
+        assert (decision.plan.schedule, decision.plan.partition) == (running.schedule, running.partition)
+
+
+def test_a_fixed_order_is_left_alone():
+    running = make_plan(EQUAL, 2, 8, "1f1b")
+    assert decide(running, UNEQUAL, Replan.ORDER, "1f1b").change == "nothing"
+
+
+def test_a_plan_over_the_limit_gives_way_even_to_a_slower_one():
+    running = make_plan(EQUAL, 2, 8, "zb", 2.0)
+    decision = decide(running, EQUAL, Replan.ORDER, "zb", 1.0)
+    assert decision.change == "order"
+    assert "exceeds the memory limit" in decision.reason
+    assert max(decision.plan.predicted.peak_bytes) <= EQUAL.activation_bytes < max(running.predicted.peak_bytes)
+
+
+def test_a_budget_that_nothing_fits_is_said_and_training_goes_on():
+    running = make_plan(EQUAL, 2, 8, "zb", 1.0)
+    decision = decide(running, EQUAL, Replan.ORDER, "zb", 0.1)
+    assert decision.change == "nothing"
+    assert "smallest that fits" in decision.reason
+
+
+def test_ends_that_share_a_parameter_stay_on_one_device():
+    running = make_plan(EQUAL, 2, 8, "zb-v", 2.0)
+    decision = decide(running, UNEQUAL, Replan.PLACEMENT, "zb-v", 2.0, joins_ends=True)
+    assert decision.plan.placement.devices[0] == decision.plan.placement.devices[-1]
+
+
+def test_drift_is_a_chunk_that_left_its_plan():
+    plan = make_plan(EQUAL, 2, 8, "zb")
+    seconds = {(c, part): 4.0 for c in (0, 1) for part in "FBW"}
+    assert find_drift(plan, seconds, 0.1) is None
+    assert find_drift(plan, seconds | {(1, "B"): 5.0}, 0.1) is None  # 13 instead of 12: 8 %
+    assert "chunk 1 takes 14000.0 ms" in (find_drift(plan, seconds | {(1, "B"): 6.0}, 0.1) or "")
+
+
+def test_wrong_options_are_refused_in_one_sentence():
+    with pytest.raises(ValueError, match="must hold two steps"):
+        lightning_zb.ZeroBubbleCallback(profile_steps=(3, 4))
+    with pytest.raises(ValueError, match="'off', 'order'"):
+        lightning_zb.ZeroBubbleCallback(replan="everything")
+    with pytest.raises(TypeError, match="zero_bubble"):
+        _fit(lightning_zb.ZeroBubbleCallback(), None, Path("."), 1)
+    strategy = lightning_zb.ZeroBubbleStrategy(memory_budget="1GiB", virtual_devices=2)
+    with pytest.raises(ValueError, match="needs measured bytes"):
+        _fit(lightning_zb.ZeroBubbleCallback(profile_steps=None), strategy, Path("."), 1)
+
+
+def _fit(callback: L.Callback, strategy, directory: Path, steps: int, module: L.LightningModule | None = None, data=None):
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, strategy=strategy or "auto", accumulate_grad_batches=8, max_steps=steps,
+        callbacks=[callback], logger=L.pytorch.loggers.CSVLogger(directory, name="", version="run"), log_every_n_steps=1,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    data = data or torch.utils.data.DataLoader(dataset("tokens", 8 * 2 * steps), batch_size=2)
+    trainer.fit(module or MODELS["tokens"](), data)
+    return trainer
+
+
+@pytest.mark.parametrize("budget", ["8MiB", ["8MiB", "9MiB"], [1.0, 1.5]])
+def test_budgets_in_bytes_count_once_layers_are_measured(budget, tmp_path: Path):
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4))
+    trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(memory_budget=budget, virtual_devices=2), tmp_path, 10)
+    plan, profile = trainer.strategy.plan, callback.profile
+    assert plan.memory_limit is not None
+    for device, entry in enumerate(budget if isinstance(budget, list) else [budget] * 2):
+        if isinstance(entry, str):
+            states = sum(
+                plan.costs.layers[i].state_bytes for c in plan.placement.chunks_of(device) for i in plan.partition.chunks[c]
+            )
+            assert plan.memory_limit[device] == pytest.approx(int(entry[0]) * 2**20 - states)
+        else:
+            assert plan.memory_limit[device] == pytest.approx(entry * plan.costs.activation_bytes)
+        assert profile.peak_bytes[device] == pytest.approx(plan.predicted.peak_bytes[device], rel=0.1)
+    logged = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"zb/bubble_rate", "zb/step_time_predicted", "zb/step_time_measured", "zb/rollbacks", "zb/peak_memory"} <= set(
+        logged
+    )
+
+
+def test_too_much_memory_is_reported_at_once(tmp_path: Path):
+    """A budget that no order keeps once bytes are known: the running one goes on, and the user hears of it."""
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 3), replan="off")
+    strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb-v", memory_budget="1MiB", virtual_devices=2)
+    with pytest.warns(UserWarning, match=r"device 0 held .* of activations, more than the .* that its memory budget leaves"):
+        _fit(callback, strategy, tmp_path, 3)
+
+
+class Bytes(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8 * 8 * 4
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, 256, (128,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids.clone()}
+
+
+@pytest.mark.slow
+def test_the_hybrid_keeps_every_budget_and_is_faster_with_more(tmp_path: Path):
+    """conf/model/hybrid.yaml: measured peaks within 10 % of the predicted ones and never above the budget."""
+    hydra = pytest.importorskip("hydra.utils")
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.load(ROOT / "conf" / "model" / "hybrid.yaml")
+    measured = None
+    for budget in (0.6, 1.0, 1.5, 2.0):
+        callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4))
+        strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb-v", virtual_devices=2, memory_budget=budget)
+        data = torch.utils.data.DataLoader(Bytes(), batch_size=4)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="device . held")
+            trainer = _fit(callback, strategy, tmp_path / str(budget), 8, hydra.instantiate(config), data)
+        plan, profile = trainer.strategy.plan, callback.profile
+        for device in range(2):
+            assert profile.peak_bytes[device] == pytest.approx(plan.predicted.peak_bytes[device], rel=0.1)
+            assert profile.peak_bytes[device] <= budget * plan.costs.activation_bytes * 1.001
+        measured = measured or plan.costs
+    plans = [make_plan(replace(measured), 2, 8, "zb-v", budget) for budget in (0.6, 1.0, 1.5, 2.0)]
+    bubbles = [plan.predicted.bubble_rate for plan in plans]
+    assert all(more <= less for less, more in pairwise(bubbles)), bubbles
+    assert bubbles[-1] < bubbles[0]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_predictions_come_true_and_drift_is_noticed(tmp_path: Path):
+    """Two processes, layers of known times: a partition by measured costs, then a slower layer and another partition."""
+    command = [sys.executable, "-m", "tests.lightning.callback_worker", str(tmp_path)]
+    codes, outputs = run_ranks(command, 2, tmp_path, 180)
+    assert codes == [0, 0], outputs
+    result = json.loads((tmp_path / "result0.json").read_text())
+    assert [change for change, _ in result["decisions"]] == ["partition", "partition"]
+    assert json.loads((tmp_path / "result1.json").read_text())["decisions"] == result["decisions"]
+    assert result["drifts"] == 1
+    first, verified, slower, adapted = result["verified"]
+    assert verified["measured"] == pytest.approx(verified["predicted"], rel=0.05)
+    assert adapted["measured"] == pytest.approx(adapted["predicted"], rel=0.05)
+    assert verified["measured"] < 0.85 * first["measured"]
+    assert adapted["measured"] < 0.9 * slower["measured"]
