@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def timeline_picture(plan: Plan, path: str | Path, measured: Timeline | None = N
     if has_memory:
         _draw_memory(axes[-1], plan, planned, scale, peak_bytes)
     axes[-1].set_xlabel(f"time ({unit})")
-    _legend(figure, planned)
+    _legend(figure, [timeline for _, timeline in timelines])
     figure.savefig(path, dpi=150)
 
 
@@ -146,10 +147,11 @@ def _byte_unit(num_bytes: float) -> tuple[float, str]:
     return 1.0, "bytes"
 
 
-def _legend(figure: Any, timeline: Timeline) -> None:
+def _legend(figure: Any, timelines: Sequence[Timeline]) -> None:
     from matplotlib.patches import Patch
 
-    kinds = [kind for kind in PassKind if any(p.kind is kind for order in timeline.orders for p in order)]
+    orders = [order for timeline in timelines for order in timeline.orders]
+    kinds = [kind for kind in PassKind if any(p.kind is kind for order in orders for p in order)]
     names = {
         PassKind.FORWARD: "F forward",
         PassKind.BACKWARD_INPUT: "B input gradient",
@@ -157,6 +159,6 @@ def _legend(figure: Any, timeline: Timeline) -> None:
         PassKind.BACKWARD: "BW whole backward",
     }
     handles = [Patch(color=COLOURS[kind], label=names[kind]) for kind in kinds]
-    if any(len({p.chunk for p in order}) > 1 for order in timeline.orders):
+    if any(len({p.chunk for p in order}) > 1 for order in orders):
         handles.append(Patch(facecolor="#777777", edgecolor="none", label="darker: a device's later chunk"))
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8, frameon=False)
