@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import ScheduleSpec, find_schedule, known_schedules
 from lightning_zb.planning.schedule import PassKind
 from tests.planning import reference
-from tests.planning.paper import unit_costs
+from tests.planning.paper import ROWS, unit_costs
 
 FIXED = ["gpipe", "1f1b", "zb-h1", "zb-h2", "interleaved", "interleaved-3", "interleaved-layers", "v-half", "v-min"]
 LIMITED = ["zb", "zb-v", "wave-3", "wave-4"]
@@ -79,6 +81,15 @@ def test_more_memory_is_used():
     times = [make_plan(unit_costs(4), 4, 16, "zb", memory_budget=b).predicted.step_time for b in (0.25, 0.5, 1.0, 2.0)]
     assert times == sorted(times, reverse=True)
     assert times[-1] == pytest.approx(48.0)
+
+
+@pytest.mark.parametrize("name", ["zb", "zb-v"])
+@pytest.mark.parametrize("row", [ROWS[0], ROWS[3], ROWS[6]], ids=lambda row: row.name)
+def test_more_memory_is_never_worse(row, name):
+    budgets = (1.0, 1.25, 1.5, 1.75, 2.0, 3.0)
+    plans = [make_plan(row.costs(2), row.num_devices, row.num_microbatches, name, memory_budget=b) for b in budgets]
+    times = [plan.predicted.step_time for plan in plans]
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(times))
 
 
 def test_weights_stay_with_their_pass_where_nothing_waits():

@@ -15,17 +15,14 @@ microbatch of all can then always advance, at any limit from `smallest_limits` o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, unique
-from itertools import product
 
 import numpy as np
 from numba import njit
 
 from lightning_zb.planning.registry import Problem
-from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.simulation import Integers, PassTable, run_step, tabulate
+from lightning_zb.planning.simulation import Integers, PassTable
 
 _TOLERANCE = 1e-9  # of a limit: sums of bytes in floating point
 
@@ -52,6 +49,7 @@ class Choices:
             idle time; otherwise W fill only what they fit into.
         fill_backward: likewise before a B.
         spare: how many microbatches' later chunks an F of an early chunk must leave room for beside the oldest's.
+        rounded_drain: take the order of F and B from the rounded times to the end; only W are placed by the true ones.
     """
 
     resolution: int = 1
@@ -60,46 +58,7 @@ class Choices:
     fill_forward: bool = True
     fill_backward: bool = True
     spare: float = 0.0
-
-
-GRID = tuple(
-    Choices(resolution, detour, *values)
-    for (resolution, detour), values in product(
-        (
-            (1, Detour.NONE),
-            (2, Detour.NONE),
-            (3, Detour.NONE),
-            (1, Detour.LINKS),
-            (1, Detour.RETURN),
-            (0, Detour.NONE),
-        ),
-        product((1.0, 0.8, 0.0), (True, False), (True, False), (0.0, 1.0)),
-    )
-)
-
-
-def best_list_schedule(problem: Problem, grid: Iterable[Choices] = GRID) -> Schedule:
-    """The list schedule of least step_time, then least makespan, over some choices.
-
-    Args:
-        problem: its limits are at least `smallest_limits`.
-        grid: choices to try.
-    """
-    table = tabulate(problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches)
-    best_figures, best_order = (np.inf, np.inf), np.empty(0, dtype=np.int64)
-    seen: set[bytes] = set()
-    for choices in grid:
-        order, offsets = list_order(problem, choices, table)
-        if order.tobytes() in seen:
-            continue
-        seen.add(order.tobytes())
-        start, end = run_step(table, order, offsets)
-        first, last = start[offsets[:-1]], end[offsets[1:] - 1]
-        figures = (float((last - first).max()), float(last.max()))
-        equal = abs(figures[0] - best_figures[0]) <= 1e-9 * figures[0]
-        if figures[1] < best_figures[1] if equal else figures[0] < best_figures[0]:
-            best_figures, best_order = figures, order
-    return table.decode(best_order, offsets)
+    rounded_drain: bool = False
 
 
 def rework(
@@ -150,7 +109,8 @@ def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[In
             problem, choices, _rounded(table, choices.resolution, choices.detour), offsets, lead, lead_lengths
         )
         lead = rounded[rounded < 2 * table.num_cells]
-        lead_lengths = _until_last_forward(lead, offsets // 3 * 2, problem)
+        shares = offsets // 3 * 2
+        lead_lengths = np.diff(shares) if choices.rounded_drain else _until_last_forward(lead, shares, problem)
     order = _list_schedule(problem, choices, table, offsets, lead, lead_lengths)
     if order[-1] < 0:  # an order that fitted rounded times need not fit the true ones; without it there is always one
         order = _list_schedule(problem, choices, table, offsets, lead[:0], np.zeros_like(lead_lengths))
