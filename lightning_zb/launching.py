@@ -54,6 +54,8 @@ class PipelineScriptLauncher(_SubprocessScriptLauncher):
             watch.stop()
 
     def _call_children_scripts(self) -> None:
+        if self.num_processes * self.num_nodes == 1:
+            return  # and leave the environment alone: variables set here would make the next job wait for ranks
         self._check_can_spawn_children()
         environment = self.cluster_environment
         os.environ.update(

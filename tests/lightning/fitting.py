@@ -91,6 +91,7 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         "statistics": getattr(trainer.strategy, "statistics", None),
         "own_bytes": sum(p.numel() * p.element_size() for p in own.values()),
         "plan_passes": _planned(trainer),
+        "num_chunks": trainer.strategy.plan.placement.num_chunks if case.strategy is not None else 1,
     }
 
 
