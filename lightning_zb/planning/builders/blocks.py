@@ -4,6 +4,7 @@ After Qi et al., "Pipeline Parallelism with Controllable Memory" (arXiv 2405.153
 B0 and two W of one unit each) each device starts the same block for the next microbatch, so what it holds is the time
 from a chunk's F to its B over six. The slopes of F and B over the devices set that time. Delays at the three turning
 points of a block keep its passes on one device apart; of those that do, the block that is fastest at the true costs wins.
+Before the first block has come home and after the last has begun, passes move up into units that no block fills.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+from numba import njit
 
 from lightning_zb.planning.builders.greedy import rework
 from lightning_zb.planning.placement import wave
@@ -57,18 +59,65 @@ def _next_free(after: int, taken: Iterable[int]) -> int:
     return next(t for t in range(after + 1, after + 1 + _PERIOD) if t % _PERIOD not in places)
 
 
-def _repeat(starts: Integers, problem: Problem, table: PassTable) -> tuple[Integers, Integers]:
-    """The order of all microbatches' blocks, one every six units (`PassTable.encode`)."""
+def _repeat(starts: Integers, problem: Problem, table: PassTable) -> Integers:
+    """The unit in which each pass starts (indexed as in `PassTable`) with one block every six units."""
     m, cells = problem.num_microbatches, table.num_cells
-    microbatch = np.arange(m)
-    parts = []
+    units = np.empty(3 * cells, dtype=np.int64)
     for device, row in enumerate(starts):
         first, second = problem.placement.chunks_of(device)
         legs = (first * m, second * m, cells + second * m, cells + first * m, 2 * cells + second * m, 2 * cells + first * m)
-        passes = np.concatenate([leg + microbatch for leg in legs])
-        times = np.concatenate([start + _PERIOD * microbatch for start in row])
-        parts.append(passes[np.argsort(times)])
-    return np.concatenate(parts).astype(np.int64), np.arange(len(starts) + 1) * 6 * m
+        for leg, start in zip(legs, row, strict=True):
+            units[leg : leg + m] = start + _PERIOD * np.arange(m)
+    return units
+
+
+def _order(units: Integers, table: PassTable) -> tuple[Integers, Integers]:
+    """The passes of each device by unit, and where each device's part starts (`PassTable.encode`)."""
+    owner = table.owner[: len(units)]
+    return np.lexsort((units, owner)).astype(np.int64), np.searchsorted(np.sort(owner), np.arange(table.num_devices + 1))
+
+
+@njit(cache=True)
+def _move_up(units, sequence, owner, m, memory, room, warm, drained):  # pragma: no cover (compiled)
+    """Move passes of the warm-up and the cool-down into earlier free units, as far as dependencies and memory let them.
+
+    Args:
+        units: the unit of each pass, changed in place.
+        sequence: all passes by unit.
+        owner, memory: device of each pass, and the bytes it adds.
+        m: microbatches.
+        room: bytes by device.
+        warm, drained: units from and up to which nothing moves.
+    """
+    cells = len(units) // 3
+    num_units = units.max() + 1
+    taken = np.zeros((len(room), num_units), dtype=np.bool_)
+    held = np.zeros((len(room), num_units))  # bytes after each unit
+    for x in sequence:
+        taken[owner[x], units[x]] = True
+        held[owner[x], units[x]] = memory[x]
+    for d in range(len(room)):
+        held[d] = np.cumsum(held[d])
+    for x in sequence:
+        old, d, cell = units[x], owner[x], x % cells
+        if warm <= old <= drained:
+            continue
+        earliest = units[x - 1] + 1 if x % m > 0 else 0
+        if x >= cells:
+            earliest = max(earliest, units[x - cells] + 1)
+        if x < cells and cell >= m:
+            earliest = max(earliest, units[x - m] + 1)
+        if cells <= x < 2 * cells and cell + m < cells:
+            earliest = max(earliest, units[x + m] + 1)
+        new = old
+        for unit in range(old - 1, earliest - 1, -1):
+            if memory[x] > 0.0 and held[d, unit] + memory[x] > room[d]:
+                break
+            if not taken[d, unit]:
+                new = unit
+        taken[d, old], taken[d, new] = False, True
+        held[d, new:old] += memory[x]
+        units[x] = new
 
 
 def _peaks(order: Integers, offsets: Integers, table: PassTable) -> tuple[float, ...]:
@@ -78,13 +127,19 @@ def _peaks(order: Integers, offsets: Integers, table: PassTable) -> tuple[float,
 def _fastest(problem: Problem, starts: Integers, budget: float) -> tuple[tuple[float, float], Integers, PassTable, Integers]:
     """A block's order, as it is or reworked by the true costs: (bytes over budget, seconds), order, table, offsets."""
     table = tabulate(problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches)
-    order, offsets = _repeat(starts, problem, table)
+    units = _repeat(starts, problem, table)
+    order, offsets = _order(units, table)
     room = tuple(max(budget, peak) for peak in _peaks(order, offsets, table))
+    sequence = np.argsort(units, kind="stable")
+    warm, drained = int(units[table.num_cells]), int(units[problem.num_microbatches - 1])  # first B, last F of chunk 0
+    _move_up(units, sequence, table.owner, problem.num_microbatches, table.memory, np.array(room) * (1 + 1e-9), warm, drained)
     candidates = []
-    for candidate in (order, *(rework(problem, table, order, offsets, room, drain) for drain in (False, True))):
-        start, end = run_step(table, candidate, offsets)
-        span = float((end[offsets[1:] - 1] - start[offsets[:-1]]).max())
-        candidates.append(((max(0.0, *_peaks(candidate, offsets, table), budget), span), candidate))
+    for repeated in (order, _order(units, table)[0]):
+        reworked = (rework(problem, table, repeated, offsets, room, from_drain) for from_drain in (False, True))
+        for candidate in (repeated, *reworked):
+            start, end = run_step(table, candidate, offsets)
+            span = float((end[offsets[1:] - 1] - start[offsets[:-1]]).max())
+            candidates.append(((max(0.0, *_peaks(candidate, offsets, table), budget), span), candidate))
     figures, order = min(candidates, key=lambda item: item[0])
     return figures, order, table, offsets
 
