@@ -2,9 +2,10 @@
 
     python -m recipes.benchmarks.planner --effort 200 --budgets 1.0 --out report.md --picture curve.png
 
-prints for every row and budget the bubble rate of `auto`, the one of zb-v at the same limit, the lower bound of the chosen
-placement, the placement and the search time, then how many passes per second the performance model runs. Every stage of
-a row is split evenly into layers, as many as the most chunks per device that are tried (`--chunks`).
+prints for every row and budget the bubble rate of `auto`, the one of zb-v at the same limit, the best one of the public
+heuristics where it is known, the lower bound of the chosen placement, the placement and the search time, then how many
+passes per second the performance model runs. Every stage of a row is split evenly into layers, as many as the most chunks
+per device that are tried (`--chunks`).
 """
 
 from __future__ import annotations
