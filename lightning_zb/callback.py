@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_zb import device_memory
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
+from lightning_zb.planning.budget import format_bytes
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
@@ -226,8 +227,9 @@ class ZeroBubbleCallback(pl.Callback):
         for device, peak in enumerate(profile.peak_bytes):
             if plan.memory_limit is not None and peak > plan.memory_limit[device]:
                 rank_zero_warn(
-                    f"device {device} held {_size(peak)} of activations, more than the {_size(plan.memory_limit[device])} "
-                    f"that its memory budget leaves; predicted were {_size(plan.predicted.peak_bytes[device])}"
+                    f"device {device} held {format_bytes(peak)} of activations, more than the "
+                    f"{format_bytes(plan.memory_limit[device])} that its memory budget leaves; "
+                    f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
                 )
 
     # -- reports ---------------------------------------------------------------------------------------------------
@@ -285,11 +287,3 @@ def find_drift(plan: Plan, pass_seconds: dict[tuple[int, str], float], tolerance
 
 def _work(costs: CostModel, layers: tuple[int, ...]) -> float:
     return sum(costs.layers[i].work for i in layers)
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.2f} GiB"

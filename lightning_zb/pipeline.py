@@ -34,7 +34,7 @@ from lightning_zb.model.randomness import RandomStreams
 from lightning_zb.model.runner import StepRunner
 from lightning_zb.model.stubs import PrologueStubs
 from lightning_zb.model.windows import Window, windows
-from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, first_microbatches
+from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import Pass
 from lightning_zb.shared_gradients import Sharing
@@ -91,7 +91,7 @@ class Pipeline:
         chosen = choose_plan(options.plan, module, self.stack, num_devices, num_microbatches, broadcast, rank == 0)
         self.announcement = chosen.announcement
         self._is_virtual = world_size == 1
-        self._world_size, self._rank = world_size, rank
+        self._rank = rank
         self.device, self.request, self._timeout = device, options.plan, options.timeout
         self._lay_out(chosen.plan)
         self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()), device))
@@ -237,7 +237,7 @@ class Pipeline:
         self._past = self._total()
         self._lay_out(plan)
         if channels is not None:
-            by_rank = [plan.placement.chunks_of(self._ranks.index(rank)) for rank in range(self._world_size)]
+            by_rank = [plan.placement.chunks_of(self._ranks.index(rank)) for rank in range(len(self._ranks))]
             self.ownership = move_state(
                 self.module,
                 self.stack,
@@ -257,7 +257,11 @@ class Pipeline:
 
     def gather(self, value: Any) -> list[Any] | None:
         """The values of all processes on rank 0 in the order of ranks, None elsewhere (a collective)."""
-        return self._gather(value)
+        if self._channels is None:
+            return [value]
+        parts: list[Any] | None = [None] * self.plan.num_devices if dist.get_rank() == 0 else None
+        dist.gather_object(value, parts, dst=0, group=self._channels.control)
+        return parts
 
     def _run(self, program: Program) -> None:
         if self._is_virtual:
@@ -274,17 +278,20 @@ class Pipeline:
         key = num_microbatches, forward_only
         if key not in self._programs:
             placement = self.plan.placement
-            if forward_only:
-                self._programs[key] = lower_forward(placement, num_microbatches, self._seconds)
-            else:
-                schedule = first_microbatches(self.plan, num_microbatches).schedule
-                self._programs[key] = lower(schedule, placement, self._seconds)
-        return self._programs[key]
+            seconds = [
+                {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight}
+                for cost in self.plan.costs.chunks(self.plan.partition)
+            ]
 
-    def _seconds(self, p: Pass) -> float:
-        cost = self.plan.costs.chunk(self.plan.partition.chunks[p.chunk])
-        by_kind = {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight}
-        return sum(by_kind[part] for part in p.kind.value)
+            def duration(p: Pass) -> float:
+                return sum(seconds[p.chunk][part] for part in p.kind.value)
+
+            if forward_only:
+                self._programs[key] = lower_forward(placement, num_microbatches, duration)
+            else:
+                schedule = self.plan.schedule.first_microbatches(num_microbatches)  # an order without its end stays valid
+                self._programs[key] = lower(schedule, placement, duration)
+        return self._programs[key]
 
     # -- parameters ------------------------------------------------------------------------------------------------
 
@@ -302,12 +309,12 @@ class Pipeline:
     def consolidated_state_dict(self) -> dict[str, Any]:
         """The whole model's state dict on rank 0, {} elsewhere (a collective)."""
         self.flush()
-        return state.consolidated_state_dict(self.module, self.ownership, self._gather)
+        return state.consolidated_state_dict(self.module, self.ownership, self.gather)
 
     def consolidated_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The whole model's optimizer state on rank 0, {} elsewhere (a collective)."""
         self.flush()
-        return state.consolidated_optimizer_state(optimizer, self._gather)
+        return state.consolidated_optimizer_state(optimizer, self.gather)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool) -> None:
         """Load this process's part of a whole model's state dict."""
@@ -316,13 +323,6 @@ class Pipeline:
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """Load this process's part of a whole model's optimizer state."""
         optimizer.load_state_dict(state.own_optimizer_state(optimizer, self.ownership, state_dict))
-
-    def _gather(self, value: Any) -> list[Any] | None:
-        if self._channels is None:
-            return [value]
-        parts: list[Any] | None = [None] * self.plan.num_devices if dist.get_rank() == 0 else None
-        dist.gather_object(value, parts, dst=0, group=self._channels.control)
-        return parts
 
     # -- what happened ---------------------------------------------------------------------------------------------
 

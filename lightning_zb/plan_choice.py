@@ -13,8 +13,8 @@ from lightning_zb.model.assumed_costs import assumed_costs
 from lightning_zb.model.layers import LayerStack
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.timeline import predict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +73,11 @@ def choose_plan(
 
 def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int) -> ChosenPlan:
     if request.schedule.endswith(".json"):
-        from lightning_zb.planning.planfile import read_plan
-
         plan = read_plan(request.schedule)
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
     budget = request.memory_budget
     if request.costs is not None:
-        from lightning_zb.planning.planfile import read_costs
-
         costs, source = read_costs(request.costs), f"costs from {request.costs}"
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
@@ -132,20 +128,6 @@ def _one_f_one_b(plan: Plan) -> Plan | None:
         return make_plan(plan.costs, plan.num_devices, plan.num_microbatches, "1f1b")
     except ValueError:
         return None
-
-
-def first_microbatches(plan: Plan, num_microbatches: int) -> Plan:
-    """The plan for a shorter step: the same order without the later microbatches, which is always valid.
-
-    Args:
-        plan: a plan for at least as many.
-        num_microbatches: of the shorter step.
-    """
-    if num_microbatches == plan.num_microbatches:
-        return plan
-    schedule = plan.schedule.first_microbatches(num_microbatches)
-    predicted = predict(schedule, plan.placement, plan.costs.chunks(plan.partition), plan.costs)
-    return Plan(plan.costs, plan.partition, plan.placement, schedule, predicted, plan.planner, plan.memory_limit)
 
 
 def device_ranks(placement: Placement) -> tuple[int, ...]:

@@ -65,16 +65,18 @@ class Sharing:
                     self._tied.setdefault(p, (0, last))
                 else:
                     runners[self._devices.index(self._ends[0])].shared.setdefault(p, (0, last))
+        order = {p: i for i, p in enumerate(module.parameters())}  # one for all devices: they exchange in it
+        self._tied = dict(sorted(self._tied.items(), key=lambda item: order[item[0]]))
         is_last_end_only = self._ends[1] in self._devices and not self._is_one_process
-        outside = [p for _, p in outside_parameters(module, stack) if p not in self._tied]
-        self._copies = outside if is_last_end_only else []
+        outside = {p for _, p in outside_parameters(module, stack) if p not in self._tied}
+        self._copies = outside if is_last_end_only else set()
         self._publish()
 
     def is_copy(self, parameter: nn.Parameter) -> bool:
         """Whether another device answers for this parameter: it reports its norm and its values."""
         if parameter in self._tied:
             return self._holders(parameter)[0] not in self._devices
-        return any(p is parameter for p in self._copies)
+        return parameter in self._copies
 
     @property
     def joins_ends(self) -> bool:
@@ -98,7 +100,7 @@ class Sharing:
         Returns:
             What this process holds from now on.
         """
-        for p in sorted(self._tied, key=self._tied_order):
+        for p in self._tied:
             parts = {key: part for e in executors for key, part in e.passes.tied_parts.get(p, {}).items()}
             if channels is None:
                 accumulate_parts(p, parts)
@@ -112,9 +114,6 @@ class Sharing:
     def _holders(self, parameter: nn.Parameter) -> tuple[int, ...]:
         """Devices of a tied parameter; the lowest chunk's comes first and owns it."""
         return tuple(dict.fromkeys(self._placement.devices[c] for c in self._tied[parameter]))
-
-    def _tied_order(self, parameter: nn.Parameter) -> int:
-        return next(i for i, p in enumerate(self._module.parameters()) if p is parameter)
 
     def _publish(self) -> None:
         for device, runner in zip(self._devices, self._runners, strict=True):
@@ -134,7 +133,7 @@ class Sharing:
             return ownership
         if channels is None or channels.device not in self._ends:
             return ownership
-        self._copies = [p for p in self._copies if p.grad is None]  # what neither end uses stays on both
+        self._copies = {p for p in self._copies if p.grad is None}  # what neither end uses stays on both
         settled = settle_ends(
             self._module, self._stack, ownership, stubs, self._module.trainer.optimizers,
             is_first_end=channels.device == self._ends[0], exchange=lambda mine: self._exchange(mine, channels),

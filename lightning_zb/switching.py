@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from lightning_zb.execution.channels import Channels
 from lightning_zb.model.layers import LayerStack
-from lightning_zb.model.ownership import Ownership, outside_parameters, release, updated_buffers
+from lightning_zb.model.ownership import Ownership, outside_parameters, release, replace_parameters, updated_buffers
 from lightning_zb.model.windows import Window
 
 
@@ -166,13 +166,7 @@ def _adopt(module: nn.Module, values: Mapping[str, Any], optimizers: Sequence[Op
         for optimizer, state in zip(optimizers, states, strict=True):
             if state:
                 optimizer.state[new] = {k: v.to(device) if k in on_device else v for k, v in state.items()}
-    for m in module.modules():
-        for name, p in m._parameters.items():
-            if p is not None and id(p) in memo:
-                m._parameters[name] = memo[id(p)]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [memo.get(id(p), p) for p in group["params"]]
+    replace_parameters(module, memo, optimizers)
 
 
 def _put_buffers(module: nn.Module, values: Mapping[str, Tensor], device: torch.device) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 
@@ -67,13 +66,6 @@ def total_norm(slots: NormSlots, parameters: Sequence[nn.Parameter]) -> Tensor:
     if not norms:
         return torch.tensor(0.0)
     return torch.linalg.vector_norm(torch.stack(norms), 2.0)
-
-
-def reduce_norms(slots: NormSlots, group: dist.ProcessGroup | None = None) -> NormSlots:
-    """Combine the slots of all devices of a group (synchronous)."""
-    packed = torch.stack([slots.values, slots.filled])
-    dist.all_reduce(packed, group=group)
-    return NormSlots(packed[0], packed[1])
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float, total: Tensor) -> None:

@@ -25,14 +25,12 @@ def assumed_costs(module: nn.Module, names: Sequence[str], layers: Sequence[nn.M
         layers: the stacked layers, in order.
     """
     inside = {id(p) for layer in layers for p in layer.parameters()}
-    outside = {id(m): m for m in module.modules() if not any(id(p) in inside for p in m.parameters())}
-    embeddings = [m for m in outside.values() if isinstance(m, nn.Embedding)]
-    embedded = {id(p) for m in embeddings for p in m.parameters()}
-    projections = [p for m in outside.values() if isinstance(m, nn.Linear) for p in m.parameters(recurse=False)]
-    heads = [p for p in projections if p.dim() > 1]
+    outside = [m for m in module.modules() if not any(id(p) in inside for p in m.parameters())]
+    embeddings = [m for m in outside if isinstance(m, nn.Embedding)]
+    heads = [p for m in outside if isinstance(m, nn.Linear) for p in m.parameters(recurse=False) if p.dim() > 1]
     work = [_matrix_weights(layer.parameters()) for layer in layers]
     floor = max(1.0, 1e-2 * sum(work) / max(1, len(work)))
-    table = sum(p.numel() for m in embeddings for p in m.parameters()) if embedded else 0
+    table = sum(p.numel() for m in embeddings for p in m.parameters())
     prologue = LayerCost(
         "prologue", 0.0, 0.0, 0.02 * table * _SECONDS_PER_WEIGHT, role=LayerRole.PROLOGUE, parameter_bytes=_bytes(embeddings)
     )

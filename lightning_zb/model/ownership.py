@@ -7,7 +7,7 @@ its own raw parameters become zeros of one element, expanded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -132,18 +132,31 @@ def release(
     """
     released = set(names)
     memo = {id(p): _freed(p) for name, p in ownership.parameters if name in released}
-    for m in module.modules():
-        for name, p in m._parameters.items():
-            if p is not None and id(p) in memo:
-                m._parameters[name] = memo[id(p)]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if id(p) in memo:
                     optimizer.state.pop(p, None)
-            group["params"] = [memo.get(id(p), p) for p in group["params"]]
+    replace_parameters(module, memo, optimizers)
     held = tuple(h and name not in released for (name, _), h in zip(ownership.parameters, ownership.held, strict=True))
     return Ownership(tuple(module.named_parameters()), held, ownership.buffers - set(buffers))
+
+
+def replace_parameters(module: nn.Module, replacements: Mapping[int, nn.Parameter], optimizers: Iterable[Optimizer]) -> None:
+    """Put parameters in the place of others, wherever modules and parameter groups name these.
+
+    Args:
+        module: the LightningModule.
+        replacements: new parameters by the id of the one whose place they take.
+        optimizers: their states are left alone.
+    """
+    for m in module.modules():
+        for name, p in m._parameters.items():
+            if p is not None and id(p) in replacements:
+                m._parameters[name] = replacements[id(p)]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [replacements.get(id(p), p) for p in group["params"]]
 
 
 def move_to(module: nn.Module, device: torch.device) -> None:

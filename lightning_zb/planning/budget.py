@@ -99,6 +99,15 @@ def parse_bytes(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def format_bytes(num_bytes: float) -> str:
+    """A size for people, as `parse_bytes` reads it, up to a blank."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.2f} GiB"
+
+
 def _per_device(budget: MemoryBudget, num_devices: int) -> list[DeviceBudget | None]:
     if budget is None or isinstance(budget, (int, float, str)):
         return [budget] * num_devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from lightning_zb.planning.budget import format_bytes
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.timeline import Timeline
@@ -90,9 +91,9 @@ def _devices(plan: Plan, measured: Timeline | None, peak_bytes: Sequence[float])
                 _ms(shown.busy[device]),
                 _ms(wait),
                 _ms(shown.idle[device]),
-                _size(plan.predicted.peak_bytes[device]),
-                _size(peak_bytes[device]) if len(peak_bytes) else "-",
-                "none" if plan.memory_limit is None else _size(plan.memory_limit[device]),
+                format_bytes(plan.predicted.peak_bytes[device]),
+                format_bytes(peak_bytes[device]) if len(peak_bytes) else "-",
+                "none" if plan.memory_limit is None else format_bytes(plan.memory_limit[device]),
             ]
         )
     return f"Times are {'predicted' if measured is None else 'measured'}.\n\n{_table(header, rows)}"
@@ -106,7 +107,7 @@ def _layers(plan: Plan, items: Sequence[Measured]) -> str:
         if place < len(items):
             seconds = [f"{s} ({_ms(high)})" for s, high in zip(seconds, items[place].high, strict=True)]
         sizes = (cost.activation_bytes, cost.weight_stash_bytes, cost.output_bytes, cost.parameter_bytes)
-        rows.append([f"{place} {cost.name}", *seconds, *map(_size, sizes)])
+        rows.append([f"{place} {cost.name}", *seconds, *map(format_bytes, sizes)])
     table = _table(header, rows)
     if items:
         table += f"\n\nMedians of {items[0].num_samples} microbatches, the 90th percentile in brackets."
@@ -135,11 +136,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3f}" if seconds < 1e-2 else f"{1e3 * seconds:.1f}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.2f} GiB"

@@ -38,7 +38,7 @@ class Case:
     resume: str | None = None
 
     def plain(self) -> Case:
-        return Case(**{**self.__dict__, "name": self.name + "-plain", "strategy": None, "devices": 1})
+        return Case(**{**self.__dict__, "strategy": None, "devices": 1})
 
 
 class Norms(L.Callback):

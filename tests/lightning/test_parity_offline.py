@@ -26,10 +26,10 @@ _plain_cases: dict[str, Case] = {}
 
 
 def _check(case: Case, tmp_path: Path) -> dict[str, Any]:
-    plain = Case(**{**case.__dict__, "name": "run", "strategy": None, "devices": 1})
+    plain = case.plain()
     key = repr(plain)
     _plain_cases[key] = plain
-    result = run(Case(**{**case.__dict__, "name": "run"}), tmp_path)
+    result = run(case, tmp_path)
     assert differences([result], _plain(key)) == []
     return result
 
@@ -89,7 +89,7 @@ def test_dropout_does_not_depend_on_the_pipeline(tmp_path):
     """Layers that draw random numbers: the reference is one device of ours; every placement draws the same."""
     options = {"model_options": {"dropout": 0.2}}
     reference = run(_case("tokens", "zb-v", 1, **options), tmp_path / "one")
-    plain = run(Case(**{**_case("tokens", "zb-v", 1, **options).__dict__, "strategy": None}), tmp_path / "plain")
+    plain = run(_case("tokens", "zb-v", 1, **options).plain(), tmp_path / "plain")
     assert differences([reference], plain) != []  # else dropout did nothing
     for schedule, num_devices in [("zb-v", 2), ("1f1b", 4), ("interleaved", 2)]:
         result = run(_case("tokens", schedule, num_devices, **options), tmp_path / schedule)

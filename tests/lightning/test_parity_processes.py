@@ -47,7 +47,7 @@ def test_processes(num_ranks: int, tmp_path: Path):
     found = {}
     for case in cases:
         parts = results[case.name]
-        plain = run(Case(**{**case.__dict__, "strategy": None, "devices": 1}), tmp_path / "plain")
+        plain = run(case.plain(), tmp_path / "plain")
         found[case.name] = differences(parts, plain)
         total = plain["own_bytes"]
         assert all(part["own_bytes"] < total for part in parts), f"{case.name}: a rank holds the whole model"

@@ -52,7 +52,7 @@ def test_optimistic_steps_keep_every_bit(num_ranks: int, tmp_path: Path):
     for case in cases:
         if case.name.startswith(("dropout", "nan")):  # compared with the synchronous run below
             continue
-        plain = run(Case(**{**case.__dict__, "strategy": None, "devices": 1}), tmp_path / "plain")
+        plain = run(case.plain(), tmp_path / "plain")
         found[case.name] = differences(results[case.name], plain)
     for name in ("dropout", "nan"):
         found[name] = differences(results[name], _merge(results[f"{name}-off"]))
