@@ -16,7 +16,7 @@ from tests.lightning.emulated import SleepingModule
 from tests.lightning.fitting import Case, differences, run
 from tests.lightning.models import Vectors
 
-MILLISECONDS = [(60.0, 90.0, 75.0), (120.0, 45.0, 40.0), (75.0, 75.0, 135.0), (45.0, 135.0, 60.0)]
+MILLISECONDS = [(60.0, 90.0, 75.0), (120.0, 60.0, 60.0), (75.0, 75.0, 135.0), (75.0, 135.0, 60.0)]
 
 
 def fit(module: L.LightningModule, callback: L.Callback, directory: Path, steps: int, accumulate: int = 4, **strategy):
@@ -34,16 +34,16 @@ def fit(module: L.LightningModule, callback: L.Callback, directory: Path, steps:
 def test_times_of_layers_are_found(schedule: str, tmp_path: Path):
     """F, B and W of every layer, whether the schedule splits the backward or not.
 
-    What a layer slept is taken from the layer itself: on a busy machine it is more than it was told to.
+    What a layer took is noted by the layer itself: on a busy machine it sleeps longer than it was told to.
     """
     module = SleepingModule(MILLISECONDS)
-    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4), replan="off")
-    fit(module, callback, tmp_path, 4, accumulate=2, schedule=schedule)
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 8), replan="off")  # six steps that take times, as by default
+    fit(module, callback, tmp_path, 8, accumulate=2, schedule=schedule)
     costs = read_costs(tmp_path / "run" / "zero_bubble" / "costs.json")
     assert [c.role for c in costs.layers] == [LayerRole.PROLOGUE, *[LayerRole.LAYER] * 4, LayerRole.EPILOGUE]
     for layer, cost in zip(module.layers, costs.layers[1:-1], strict=True):
         for part, seconds in zip("FBW", (cost.forward, cost.backward_input, cost.backward_weight), strict=True):
-            slept = statistics.median(layer.slept[part][-4:])  # of the two steps that took times
+            slept = statistics.median(layer.slept[part][-12:])  # of the steps that took times
             assert seconds == pytest.approx(slept, rel=0.03), (cost.name, part)
         assert cost.parameter_bytes == 4 * (8 * 8 + 8)
         assert cost.state_bytes == pytest.approx(4 * cost.parameter_bytes, abs=16)  # gradient, two moments, steps
