@@ -15,6 +15,7 @@ from lightning_zb.planning.registry import known_schedules
 from lightning_zb.planning.torch_csv import from_csv
 
 NUM_DEVICES, NUM_MICROBATCHES = 4, 8
+HEAVY = {"torch", "lightning", "matplotlib"}
 
 
 def model(num_layers=8, scale=1.0, head=0.0, link=None):
@@ -292,6 +293,14 @@ def test_help(command, capsys):
         main([*command, "--help"])
     assert stop.value.code == 0
     assert "exit codes: 0 feasible, 3 infeasible" in capsys.readouterr().out
+
+
+def test_planning_imports_neither_torch_nor_lightning(costs):
+    """They take seconds, and a laptop that plans may be without them."""
+    arguments = plan_arguments(costs, "--schedule", "zb-v")
+    script = f"import sys; from lightning_zb.cli import main; main({arguments!r}); sys.exit(bool({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_installed_script(costs):
