@@ -1,0 +1,1 @@
+"""Layer costs without a machine: an analytic model of nine large heterogeneous models, and random heterogeneous cases."""
