@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from lightning_zb.cli import main
+from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link
 from lightning_zb.planning.planfile import read_plan, write_costs
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import known_schedules
+from lightning_zb.planning.schedule import PassKind
 from lightning_zb.planning.torch_csv import from_csv
 
 NUM_DEVICES, NUM_MICROBATCHES = 4, 8
@@ -260,8 +262,21 @@ def test_compare_baselines_use_their_own_partition(tmp_path, capsys):
     assert not set(names.split(",")[:4]) & set(known_schedules())  # else a name would mean two things
     assert float(rows["s-1f1b"][1]) > float(rows["mist"][1])  # the even partition leaves the head with the last layers
     assert rows["mist"][1:9] == rows["1f1b"][1:9]
-    expected = make_plan(model(head=4.0), 4, 8, schedule="interleaved", partition="even")
-    assert float(rows["i-1f1b"][1]) == pytest.approx(1e3 * expected.predicted.step_time, abs=0.01)
+    for name, schedule in (("i-1f1b", "interleaved"), ("hanayo", "wave-1f1b")):
+        expected = make_plan(model(head=4.0), 4, 8, schedule=schedule, partition="even")
+        assert float(rows[name][1]) == pytest.approx(1e3 * expected.predicted.step_time, abs=0.01)
+
+
+@pytest.mark.parametrize("name", sorted(BASELINES))
+def test_baselines_keep_the_backward_whole_and_pay_for_links(name):
+    """None of them splits the backward (the second paper's table of approaches); the authors' simulator charges no link."""
+    baseline = BASELINES[name]
+    free, slow = (
+        make_plan(model(link=link), 4, 8, baseline.schedule, partition=baseline.partition) for link in (None, Link(1e-3))
+    )
+    assert {p.kind for p in free.schedule.passes()} == {PassKind.FORWARD, PassKind.BACKWARD}
+    assert slow.schedule == free.schedule
+    assert slow.predicted.step_time > free.predicted.step_time
 
 
 def test_compare_microbatch_sizes_at_equal_memory(tmp_path, capsys):

@@ -21,6 +21,7 @@ _FAMILIES = (
     "lightning_zb.planning.builders.fixed",
     "lightning_zb.planning.builders.interleaved",
     "lightning_zb.planning.builders.limited",
+    "lightning_zb.planning.builders.waves",
     "lightning_zb.planning.builders.blocks",
     "lightning_zb.planning.auto",
 )
