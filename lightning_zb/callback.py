@@ -242,7 +242,7 @@ class ZeroBubbleCallback(pl.Callback):
             return
         plan = self._predicted
         measured = statistics.median(self._recent)
-        ideal = plan.costs.ideal_seconds(plan.placement, plan.num_microbatches)
+        ideal = plan.ideal_seconds
         metrics = {
             "zb/bubble_rate": (measured - ideal) / measured,
             "zb/step_time_predicted": plan.predicted.makespan,

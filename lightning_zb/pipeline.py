@@ -279,12 +279,12 @@ class Pipeline:
         if key not in self._programs:
             placement = self.plan.placement
             seconds = [
-                {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight}
+                {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight, "BW": cost.whole_backward}
                 for cost in self.plan.costs.chunks(self.plan.partition)
             ]
 
             def duration(p: Pass) -> float:
-                return sum(seconds[p.chunk][part] for part in p.kind.value)
+                return seconds[p.chunk][p.kind.value]
 
             if forward_only:
                 self._programs[key] = lower_forward(placement, num_microbatches, duration)

@@ -115,7 +115,7 @@ def _bubble_rate(plan: Plan | None, measurements: Measurements) -> float:
     """What a step takes beyond its work shared by all devices; without measured costs what devices waited."""
     if plan is None:
         return mean(measurements.wait_shares)
-    ideal = plan.costs.ideal_seconds(plan.placement, plan.num_microbatches)
+    ideal = plan.ideal_seconds
     return (measurements.step_time - ideal) / measurements.step_time
 
 

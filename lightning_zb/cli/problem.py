@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_zb.planning.bounds import Bound, Objective, lower_bound
+from lightning_zb.planning.bounds import Bound, Objective, bounds_of_orders
 from lightning_zb.planning.costs import CostModel, Link
-from lightning_zb.planning.instance import build_instance
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planfile import read_costs
 from lightning_zb.planning.registry import SearchSpec, find_schedule
@@ -51,8 +50,7 @@ def strongest_bound(plan: Plan, objective: Objective) -> Bound:
     """No order of the plan's partition and placement within its memory limit is faster."""
     chunk_costs = plan.costs.chunks(plan.partition)
     limits = plan.memory_limit
-    instance = build_instance(plan.placement, chunk_costs, plan.costs, plan.num_microbatches, limits)
-    return lower_bound(instance, objective)
+    return bounds_of_orders(plan.placement, chunk_costs, plan.costs, plan.num_microbatches, limits, objective)[0]
 
 
 def with_bound(plan: Plan, objective: Objective = Objective.STEP_TIME) -> Plan:

@@ -53,7 +53,7 @@ def lower_forward(placement: Placement, num_microbatches: int, seconds: Callable
 
 
 def _lower(schedule: Schedule, placement: Placement, seconds: Callable[[Pass], float], forward_only: bool) -> Program:
-    orders = tuple(tuple(_computes(order, placement)) for order in schedule.orders)
+    orders = tuple(tuple(_computes(order, placement, seconds)) for order in schedule.orders)
     ends: dict[Pass, float] = {}
     finished = [0.0] * placement.num_devices
     sequences: dict[tuple[int, int], list[Message]] = {}
@@ -97,8 +97,11 @@ def _lower(schedule: Schedule, placement: Placement, seconds: Callable[[Pass], f
     return program
 
 
-def _computes(order: tuple[Pass, ...], placement: Placement) -> list[Compute]:
-    """The passes of a device with what they take and give; B and W become BW where nobody else waits for that B."""
+def _computes(order: tuple[Pass, ...], placement: Placement, seconds: Callable[[Pass], float]) -> list[Compute]:
+    """The passes of a device with what they take and give; B and W become BW where nobody else waits for that B.
+
+    A plan with costs of BW says so itself. Where BW is known to take longer, B and W stay apart.
+    """
     computes: list[Compute] = []
     index = 0
     while index < len(order):
@@ -107,9 +110,11 @@ def _computes(order: tuple[Pass, ...], placement: Placement) -> list[Compute]:
         following = order[index + 1] if index + 1 < len(order) else None
         own = Pass(W, p.chunk, p.microbatch)
         here = placement.devices[p.chunk]
-        if p.kind is B and following == own and (p.chunk == 0 or placement.devices[p.chunk - 1] == here):
+        whole = Pass(BW, p.chunk, p.microbatch)
+        is_free = p.chunk == 0 or placement.devices[p.chunk - 1] == here
+        if p.kind is B and following == own and is_free and seconds(whole) <= seconds(p) + seconds(own):
             covers = (p, own)
-            p = Pass(BW, p.chunk, p.microbatch)
+            p = whole
         needs = gives = None
         source = here
         if p.kind is F and p.chunk > 0:

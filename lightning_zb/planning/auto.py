@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_zb.planning.bounds import Objective
+from lightning_zb.planning.bounds import Objective, bounds_of_orders
 from lightning_zb.planning.budget import activation_limits, fits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.partitioning import make_partition
 from lightning_zb.planning.placement import Partition, Placement, cyclic, wave
-from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import assemble_plan
 from lightning_zb.planning.registry import PlanRequest, Problem, SearchSpec, find_schedule, register
 from lightning_zb.planning.search import Searcher
@@ -152,8 +152,11 @@ def _plan(request: PlanRequest) -> Plan:
     started = time.perf_counter()
     candidates = make_candidates(request, seed, objective)
     deadline = None if seconds is None else started + float(seconds)  # type: ignore[arg-type]
-    best = find_best(candidates, effort, deadline)
+    costs, best = request.costs, find_best(candidates, effort, deadline)
     result = best.searcher.result()
+    bound = bounds_of_orders(
+        best.problem.placement, best.problem.chunk_costs, costs, request.num_microbatches, best.problem.limits, objective
+    )[0]  # the search's own holds where each backward is split
     other = min((c.searcher.bound.seconds for c in candidates if c is not best), default=result.bound.seconds)
     return assemble_plan(
         "auto",
@@ -161,8 +164,8 @@ def _plan(request: PlanRequest) -> Plan:
         best.partition,
         result.schedule,
         seconds=time.perf_counter() - started,
-        status=result.outcome,
-        lower_bound=result.bound.seconds if objective is Objective.STEP_TIME else None,
+        status=result.outcome if bound.seconds >= result.bound.seconds else PlanStatus.FEASIBLE,
+        lower_bound=bound.seconds if objective is Objective.STEP_TIME else None,
         reason=(
             f"placement {best.name} of {', '.join(c.name for c in candidates)}; its {result.bound.name} bound on device "
             f"{result.bound.device} is {result.bound.seconds:.6g} s of {objective.value} {result.value:.6g} s, "

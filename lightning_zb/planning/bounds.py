@@ -15,17 +15,22 @@ last chunk. Nothing assumes equal chunks, equal devices or equal limits:
 - memory: a microbatch occupies M_B from F to B and M_W from B to W; the occupied byte-seconds fit into limit x span.
 - relay: from F(q0, 0) to e's first pass, then all that e runs up to its last B (W may stay behind as far as memory
   holds them), then back to B(q0, m-1).
+
+Where a whole BW takes less than B and W, an order may run some backwards whole. Each BW then counts as a B and a W that
+together take no longer, of which only the W that directly follows may hold no memory (`lower_bounds(..., fuses=True)`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, unique
 
 import numpy as np
 
-from lightning_zb.planning.instance import Instance
+from lightning_zb.planning.costs import ChunkCost, CostModel
+from lightning_zb.planning.instance import Instance, build_instance
+from lightning_zb.planning.placement import Placement
 
 
 @unique
@@ -62,21 +67,55 @@ class _Ways:
     down: np.ndarray
 
 
-def lower_bounds(instance: Instance, objective: Objective = Objective.STEP_TIME) -> tuple[Bound, ...]:
+def bounds_of_orders(
+    placement: Placement,
+    chunk_costs: Sequence[ChunkCost],
+    costs: CostModel,
+    num_microbatches: int,
+    limits: Sequence[float] | None = None,
+    objective: Objective = Objective.STEP_TIME,
+) -> tuple[Bound, ...]:
+    """The strongest bound of each kind over every order, backwards whole or split as it likes; strongest first.
+
+    Args:
+        placement: chunks to devices.
+        chunk_costs: one cost per chunk, for a device of speed 1.
+        costs: links and device speeds.
+        num_microbatches: m.
+        limits: activation bytes of each device, feasible; None for no limit.
+        objective: what the bounds are of.
+    """
+    fuses = any(c.saved_by_fusing > 0.0 for c in chunk_costs)
+    instance = build_instance(placement, [_at_least(c) for c in chunk_costs], costs, num_microbatches, limits)
+    return lower_bounds(instance, objective, fuses)
+
+
+def _at_least(cost: ChunkCost) -> ChunkCost:
+    """B and W shortened so that together they take no longer than BW does."""
+    if cost.saved_by_fusing <= 0.0:
+        return cost
+    backward_input = min(cost.backward_input, cost.whole_backward)
+    return replace(
+        cost, backward_input=backward_input, backward_weight=min(cost.backward_weight, cost.whole_backward - backward_input)
+    )
+
+
+def lower_bounds(instance: Instance, objective: Objective = Objective.STEP_TIME, fuses: bool = False) -> tuple[Bound, ...]:
     """The strongest bound of each kind, strongest first.
 
     Args:
         instance: the problem; limits must be feasible, see `minimum_memory`.
         objective: what the bounds are of. Of the period (long run, no barrier) only work and memory are bounds, since
             warm-up and cool-down of neighbouring steps overlap.
+        fuses: whether a W may follow its B without holding memory in between, as within a BW.
     """
     ways = _ways(instance)
-    loads = [_load(instance, d) for d in range(instance.num_devices)]
+    loads = [_load(instance, d, fuses) for d in range(instance.num_devices)]
     best: dict[str, Bound] = {}
     for d in range(instance.num_devices):
         # an isolated step begins with F(0, 0); the device cannot start before that microbatch reaches it
         before = float(ways.up[loads[d].first]) if objective is Objective.MAKESPAN else 0.0
-        for bound in _device_bounds(instance, ways, loads, d):
+        for bound in _device_bounds(instance, ways, loads, d, fuses):
             if objective is Objective.PERIOD and bound.name not in ("work", "memory"):
                 continue
             if bound.name not in best or bound.seconds + before > best[bound.name].seconds:
@@ -123,7 +162,7 @@ class _Load:
     holds_all: bool
 
 
-def _load(instance: Instance, d: int) -> _Load:
+def _load(instance: Instance, d: int, fuses: bool) -> _Load:
     m, own, limit = instance.num_microbatches, instance.chunks_of(d), float(instance.limit[d])
     activation, stash = instance.activation, instance.stash
     forward, _, weight = instance.duration
@@ -133,12 +172,13 @@ def _load(instance: Instance, d: int) -> _Load:
         work=float(m * instance.duration[:, own].sum()),
         most_forward=_fill(limit, [(float(activation[c]), float(forward[c])) for c in own], m),
         most_backward=_fill_backward(instance, d),
-        most_weight=_fill(limit, [(float(stash[c]), float(weight[c])) for c in own], m),
+        # within a BW as the last backward, one W holds nothing
+        most_weight=_fill(limit, [(float(stash[c]), float(weight[c])) for c in own], m) + fuses * float(weight[own].max()),
         holds_all=m * float(activation[own].sum()) <= limit,
     )
 
 
-def _device_bounds(instance: Instance, ways: _Ways, loads: Sequence[_Load], d: int) -> Iterable[Bound]:
+def _device_bounds(instance: Instance, ways: _Ways, loads: Sequence[_Load], d: int, fuses: bool) -> Iterable[Bound]:
     """Bounds of the span of device d."""
     m, own, limit = instance.num_microbatches, instance.chunks_of(d), float(instance.limit[d])
     first = own[0]
@@ -148,7 +188,8 @@ def _device_bounds(instance: Instance, ways: _Ways, loads: Sequence[_Load], d: i
     yield Bound("chain", float(ways.turn - ways.up[first] + ways.down[first]) + end_of_last, d)
     if 0.0 < limit < np.inf:
         alive = ways.turn + ways.down - ways.up
-        occupied = float(sum(instance.activation[c] * alive[c] + instance.stash[c] * backward[c] for c in own))
+        stash = np.zeros_like(instance.stash) if fuses else instance.stash
+        occupied = float(sum(instance.activation[c] * alive[c] + stash[c] * backward[c] for c in own))
         yield Bound("memory", m * occupied / limit, d)
     for e, load in enumerate(loads):
         until_backward = ways.turn + float(ways.down[load.last] - ways.up[first])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
 
-from lightning_zb.planning.placement import Partition, Placement
+from lightning_zb.planning.placement import Partition
 
 
 @unique
@@ -37,6 +37,7 @@ class LayerCost:
         role: stacked layer, or prologue or epilogue.
         state_bytes: parameters, gradients, optimizer state and rollback copies together; None where not known.
         workspace_bytes: what a pass holds only while it runs, by pass kind value (`"F"`, `"B"`, `"W"`).
+        backward: seconds of BW, which saves what splitting costs; None where it is B + W.
     """
 
     name: str
@@ -50,11 +51,17 @@ class LayerCost:
     role: LayerRole = LayerRole.LAYER
     state_bytes: float | None = None
     workspace_bytes: dict[str, float] = field(default_factory=dict)
+    backward: float | None = None
 
     @property
     def work(self) -> float:
         """Seconds of F, B and W together."""
         return self.forward + self.backward_input + self.backward_weight
+
+    @property
+    def whole_backward(self) -> float:
+        """Seconds of BW."""
+        return self.backward_input + self.backward_weight if self.backward is None else self.backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,16 @@ class ChunkCost:
     parameter_bytes: float = 0.0
     output_bytes: float = 0.0
     state_bytes: float = 0.0
+    backward: float | None = None
 
     @property
-    def work(self) -> float:
-        return self.forward + self.backward_input + self.backward_weight
+    def whole_backward(self) -> float:
+        return self.backward_input + self.backward_weight if self.backward is None else self.backward
+
+    @property
+    def saved_by_fusing(self) -> float:
+        """Seconds that one BW takes less than B and W apart; 0 where nothing is known, negative where it takes more."""
+        return self.backward_input + self.backward_weight - self.whole_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,7 @@ class CostModel:
             parameter_bytes=sum(c.parameter_bytes for c in items),
             output_bytes=items[-1].output_bytes,
             state_bytes=sum(c.parameter_bytes if c.state_bytes is None else c.state_bytes for c in items),
+            backward=None if all(c.backward is None for c in items) else sum(c.whole_backward for c in items),
         )
 
     def chunks(self, partition: Partition) -> tuple[ChunkCost, ...]:
@@ -136,8 +150,3 @@ class CostModel:
     def activation_bytes(self) -> float:
         """M_B of the whole model for one microbatch: the memory budget 1.0."""
         return sum(c.activation_bytes for c in self.layers)
-
-    def ideal_seconds(self, placement: Placement, num_microbatches: int) -> float:
-        """Total work over the sum of device speeds: the step time of a pipeline without any bubble."""
-        speeds = sum(self.speed(d) for d in range(placement.num_devices))
-        return num_microbatches * sum(c.work for c in self.layers) / speeds

@@ -36,7 +36,8 @@ class Prediction:
         makespan: end to end of one isolated step; true with a synchronous optimizer step.
         period: time per step when many follow each other, the validation edge included.
         lower_bound: no order of this partition and placement within this memory is faster than this step_time.
-        bubble_rate: (step_time - total work / sum of speeds) / step_time, the first paper's definition.
+        bubble_rate: (step_time - work of its passes / sum of speeds) / step_time, the first paper's definition; a BW counts as
+            what it takes, which may be less than B and W, so no order's bubble is negative.
         idle_fraction: idle / (P x step_time).
         peak_bytes: activation peak of each device.
         busy: seconds of work of each device.
@@ -92,3 +93,9 @@ class Plan:
     @property
     def num_microbatches(self) -> int:
         return self.schedule.num_microbatches
+
+    @property
+    def ideal_seconds(self) -> float:
+        """The work of the plan's passes over the sum of device speeds: its step time without any bubble."""
+        speeds = [self.costs.speed(d) for d in range(self.num_devices)]
+        return sum(busy * speed for busy, speed in zip(self.predicted.busy, speeds, strict=True)) / sum(speeds)

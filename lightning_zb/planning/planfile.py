@@ -140,7 +140,7 @@ def costs_from_json(data: Json) -> CostModel:
 
 def _layer_to_json(layer: LayerCost) -> dict[str, Any]:
     record = asdict(layer)
-    optional: dict[str, Any] = {"role": LayerRole.LAYER, "state_bytes": None, "workspace_bytes": {}}
+    optional: dict[str, Any] = {"role": LayerRole.LAYER, "state_bytes": None, "workspace_bytes": {}, "backward": None}
     record = {key: value for key, value in record.items() if key not in optional or value != optional[key]}
     return {**record, "role": layer.role.value} if "role" in record else record
 
@@ -157,6 +157,7 @@ def _layer(value: Any) -> LayerCost:
         workspace_bytes=_field(
             data, "workspace_bytes", lambda v: {k: _not_negative(b) for k, b in _mapping(v).items()}, default={}
         ),
+        backward=_field(data, "backward", _optional(_not_negative), default=None),
     )
 
 

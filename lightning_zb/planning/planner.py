@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.fusing import fuse_backward
 from lightning_zb.planning.partitioning import PartitionSpec, make_partition
 from lightning_zb.planning.placement import Partition, Placement
 from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus
@@ -67,8 +68,12 @@ def assemble_plan(
     lower_bound: float | None = None,
     reason: str = "",
 ) -> Plan:
-    """Put the parts of a plan together, checked and with its prediction; limits that are infinite count as none."""
+    """Put the parts of a plan together, checked and with its prediction.
+
+    Backwards run whole where that is faster; limits that are infinite count as none.
+    """
     schedule.check(problem.placement)
+    schedule = fuse_backward(schedule, problem.placement, problem.chunk_costs, problem.costs)
     return Plan(
         costs=problem.costs,
         partition=partition,

@@ -93,9 +93,9 @@ def tabulate(
     n, m, num_devices = placement.num_chunks, num_microbatches, placement.num_devices
     device = np.array(placement.devices, dtype=np.int64)
     speed = np.array([costs.speed(d) for d in placement.devices])
-    forward, backward, weight = (
+    forward, backward, weight, whole = (
         np.array([getattr(c, name) for c in chunk_costs], dtype=np.float64) / speed
-        for name in ("forward", "backward_input", "backward_weight")
+        for name in ("forward", "backward_input", "backward_weight", "whole_backward")
     )
     activation = np.array([c.activation_bytes for c in chunk_costs], dtype=np.float64)
     stash = np.array([c.weight_stash_bytes for c in chunk_costs], dtype=np.float64)
@@ -128,7 +128,7 @@ def tabulate(
         num_microbatches=m,
         num_devices=num_devices,
         owner=spread(device, device, device, device),
-        duration=spread(forward, backward, weight, backward + weight),
+        duration=spread(forward, backward, weight, whole),
         successor=np.concatenate([np.where(last, -1, cell + m), below, nothing, below]).astype(np.int64),
         lag=np.concatenate([spread(down_lag, up_lag), zeros, spread(up_lag)]),
         link=np.concatenate([spread(down_link, up_link), nothing, spread(up_link)]).astype(np.int64),

@@ -207,6 +207,17 @@ def _first_gated(table: PassTable, order: np.ndarray) -> int:
     return int(np.argmax(loss | (order >= table.num_cells)))
 
 
+def least_work(placement: Placement, chunk_costs: Sequence[ChunkCost], costs: CostModel, num_microbatches: int) -> float:
+    """Seconds of the busiest device, each backward run the cheaper way, whole or split; no order is faster."""
+    return max(
+        num_microbatches
+        * sum(c.forward + min(c.whole_backward, c.backward_input + c.backward_weight) for c in own)
+        / costs.speed(device)
+        for device in range(placement.num_devices)
+        for own in [[chunk_costs[c] for c in placement.chunks_of(device)]]
+    )
+
+
 def predict(
     schedule: Schedule,
     placement: Placement,
@@ -222,21 +233,24 @@ def predict(
         placement: chunks to devices.
         chunk_costs: one for each chunk, for a device of speed 1.
         costs: gives links and device speeds.
-        lower_bound: of step_time, where the planner knows one; None: the work of the busiest device.
+        lower_bound: of step_time, where the planner knows one; None: the least work of the busiest device.
         fifo_links: as in `simulate`.
     """
     table = tabulate(placement, chunk_costs, costs, schedule.num_microbatches, fifo_links)
     order, offsets = table.encode(schedule)
     start, end = run_step(table, order, offsets)
     timeline = Timeline(schedule.orders, _by_device(start, offsets), _by_device(end, offsets))
-    work = schedule.num_microbatches * sum(c.work for c in chunk_costs)
-    ideal = work / sum(costs.speed(d) for d in range(placement.num_devices))
-    step_time, busy = timeline.step_time, timeline.busy
+    step_time = timeline.step_time
+    speeds = [costs.speed(d) for d in range(placement.num_devices)]
+    busy = tuple(float(table.duration[order[a:b]].sum()) for a, b in pairwise(offsets))
+    ideal = sum(seconds * speed for seconds, speed in zip(busy, speeds, strict=True)) / sum(speeds)
     return Prediction(
         step_time=step_time,
         makespan=timeline.makespan,
         period=steady_period(table, order, offsets, costs),
-        lower_bound=max(busy) if lower_bound is None else lower_bound,
+        lower_bound=least_work(placement, chunk_costs, costs, schedule.num_microbatches)
+        if lower_bound is None
+        else lower_bound,
         bubble_rate=(step_time - ideal) / step_time if step_time > 0 else 0.0,
         idle_fraction=timeline.idle_fraction,
         peak_bytes=memory_peaks(schedule, placement, chunk_costs),

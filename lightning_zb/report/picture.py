@@ -78,7 +78,7 @@ def _time_unit(seconds: float) -> tuple[float, str]:
 
 def _title(name: str, plan: Plan, timeline: Timeline, scale: float, unit: str) -> str:
     step = timeline.step_time
-    ideal = plan.costs.ideal_seconds(plan.placement, plan.num_microbatches)
+    ideal = plan.ideal_seconds
     bubble = 100 * (step - ideal) / step if step > 0 else 0.0
     what = f"{plan.planner.name}, {plan.num_microbatches} microbatches, " if name == "planned" else ""
     whole = f"step {scale * step:.4g} {unit}, end to end {scale * timeline.makespan:.4g} {unit}"

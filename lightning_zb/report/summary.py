@@ -64,7 +64,7 @@ def summary(
 
 
 def _figures(plan: Plan, measured: Timeline | None) -> str:
-    ideal = plan.costs.ideal_seconds(plan.placement, plan.num_microbatches)
+    ideal = plan.ideal_seconds
     columns = [("predicted", planned_timeline(plan))] + ([] if measured is None else [("measured", measured)])
     rows = [
         ["step time (ms)", *(_ms(t.step_time) for _, t in columns)],
@@ -100,14 +100,15 @@ def _devices(plan: Plan, measured: Timeline | None, peak_bytes: Sequence[float])
 
 
 def _layers(plan: Plan, items: Sequence[Measured]) -> str:
-    header = ["item", "F (ms)", "B (ms)", "W (ms)", "M_B", "M_W", "output", "parameters"]
+    header = ["item", "F (ms)", "B (ms)", "W (ms)", "BW (ms)", "M_B", "M_W", "output", "parameters"]
     rows = []
     for place, cost in enumerate(plan.costs.layers):
         seconds = [_ms(s) for s in (cost.forward, cost.backward_input, cost.backward_weight)]
         if place < len(items):
             seconds = [f"{s} ({_ms(high)})" for s, high in zip(seconds, items[place].high, strict=True)]
         sizes = (cost.activation_bytes, cost.weight_stash_bytes, cost.output_bytes, cost.parameter_bytes)
-        rows.append([f"{place} {cost.name}", *seconds, *map(format_bytes, sizes)])
+        whole = "-" if cost.backward is None else _ms(cost.backward)
+        rows.append([f"{place} {cost.name}", *seconds, whole, *map(format_bytes, sizes)])
     table = _table(header, rows)
     if items:
         table += f"\n\nMedians of {items[0].num_samples} microbatches, the 90th percentile in brackets."

@@ -17,8 +17,10 @@ def run(schedule, placement, chunk_costs, costs):
             kind, c, j = p.kind.value, p.chunk, p.microbatch
             assert placement.devices[c] == device
             cost, speed = chunk_costs[c], costs.speed(device)
-            parts = {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight}
-            seconds[p] = sum(parts[part] for part in kind) / speed
+            parts = {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight, "BW": cost.backward}
+            if cost.backward is None:
+                parts["BW"] = cost.backward_input + cost.backward_weight
+            seconds[p] = parts[kind] / speed
             waits_for[p] = [(before, 0.0)] if before is not None else []
             before = p
             if kind == "F" and c > 0:
@@ -83,15 +85,16 @@ _bytes = st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0])
 
 @st.composite
 def cost_models(draw, num_layers: int, num_devices: int, stash_above_activation: bool = True):
-    """Unequal layers, zero costs, links up to twice an F, unequal speeds."""
+    """Unequal layers, zero costs, links up to twice an F, unequal speeds, whole backwards shorter or longer than B and W."""
     layers = []
+    whole = draw(st.sampled_from([None, None, 0.5, 0.9, 1.1]))
     for i in range(num_layers):
         activation = draw(_bytes)
         stash = draw(st.sampled_from([0.0, 0.4, 1.0] + [1.5] * stash_above_activation)) * activation
         forward = draw(st.sampled_from([0.5, 1.0, 1.3, 2.0]))
-        layers.append(
-            LayerCost(f"layer{i}", forward, draw(_seconds), draw(_seconds), activation, stash, output_bytes=draw(_bytes))
-        )
+        split = draw(_seconds), draw(_seconds)
+        backward = None if whole is None else draw(st.sampled_from([None, whole * sum(split)]))
+        layers.append(LayerCost(f"layer{i}", forward, *split, activation, stash, output_bytes=draw(_bytes), backward=backward))
     link = Link(draw(st.sampled_from([0.0, 0.1, 1.0])), draw(st.sampled_from([1.0, 10.0, float("inf")])))
     speeds = draw(st.sampled_from([None, tuple(1.0 + d % 2 for d in range(num_devices))]))
     return CostModel(tuple(layers), link, speeds)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_zb.planning.bounds import Objective, lower_bound, lower_bounds
+from lightning_zb.planning.bounds import Objective, bounds_of_orders, lower_bound, lower_bounds
 from lightning_zb.planning.costs import ChunkCost, CostModel, Link
 from lightning_zb.planning.instance import build_instance, fits_memory, minimum_memory, serial_order
 from lightning_zb.planning.placement import Placement, cyclic, wave
+from lightning_zb.planning.schedule import Pass, PassKind, Schedule
 from lightning_zb.planning.search import measure
+from lightning_zb.planning.timeline import least_work, simulate
+from tests.planning.reference import peaks
 
 
 def all_orders(chunks, m):
@@ -89,6 +93,55 @@ def test_no_bound_exceeds_the_optimum(instance, isolated):
     optimum = best_by_brute_force(instance, 0.0 if isolated else 1.0)
     for bound in lower_bounds(instance, objective):
         assert bound.seconds <= optimum * (1 + 1e-9), bound
+
+
+def each_fusing(order):
+    """The order of one device with every choice of whole backwards."""
+    if not order:
+        yield ()
+        return
+    for rest in each_fusing(order[1:]):
+        yield (order[0], *rest)
+    if len(order) > 1 and order[0].kind is PassKind.BACKWARD_INPUT:
+        kind, *cell = PassKind.BACKWARD, order[0].chunk, order[0].microbatch
+        if order[1] == Pass(PassKind.BACKWARD_WEIGHT, *cell):
+            for rest in each_fusing(order[2:]):
+                yield (Pass(kind, *cell), *rest)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.booleans())
+def test_no_bound_exceeds_the_optimum_with_whole_backwards(data, isolated):
+    placement = data.draw(st.sampled_from([Placement((0, 1), 2), Placement((1, 0), 2), Placement((0, 1, 0), 2), cyclic(1)]))
+    m = data.draw(st.integers(1, 2 if placement.num_chunks < 3 else 1))
+    chunks = [replace(data.draw(chunk), backward=data.draw(times)) for _ in range(placement.num_chunks)]
+    costs = CostModel(
+        (), Link(data.draw(st.integers(0, 6))), data.draw(st.sampled_from([None, (1.0, 2.0)[: placement.num_devices]]))
+    )
+    least = minimum_memory(build_instance(placement, chunks, costs, m))
+    limits = [value + data.draw(st.integers(0, 4)) for value in least]
+    letters = (PassKind.FORWARD, PassKind.BACKWARD_INPUT, PassKind.BACKWARD_WEIGHT)
+    choices = [
+        {
+            fused
+            for order in all_orders(placement.chunks_of(d), m)
+            for fused in each_fusing(tuple(Pass(letters[kind], c, j) for kind, c, j in order))
+        }
+        for d in range(placement.num_devices)
+    ]
+    optimum = np.inf
+    for orders in itertools.product(*choices):
+        schedule = Schedule(orders)
+        if all(p <= limit for p, limit in zip(peaks(schedule, placement, chunks), limits, strict=True)):
+            try:
+                timeline = simulate(schedule, placement, chunks, costs)
+            except ValueError:  # a deadlock
+                continue
+            optimum = min(optimum, timeline.makespan if isolated else timeline.step_time)
+    objective = Objective.MAKESPAN if isolated else Objective.STEP_TIME
+    for bound in bounds_of_orders(placement, chunks, costs, m, limits, objective):
+        assert bound.seconds <= optimum * (1 + 1e-9), bound
+    assert least_work(placement, chunks, costs, m) <= optimum * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)

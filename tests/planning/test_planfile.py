@@ -40,13 +40,15 @@ def test_round_trips(data):
 def test_files(tmp_path):
     layers = (
         LayerCost("embedding", 0.1, 0.0, 0.2, role=LayerRole.PROLOGUE, workspace_bytes={"F": 3.0}),
-        LayerCost("layer", 1, 1, 1, 5, 2, 7, 3, state_bytes=9.0),
+        LayerCost("layer", 1, 1, 1, 5, 2, 7, 3, state_bytes=9.0, backward=1.5),
         LayerCost("head", 1, 1, 1, role=LayerRole.EPILOGUE),
     )
     links = tuple(tuple(Link(0.1 * a, 1 + b) for b in range(1)) for a in range(1))
     costs = CostModel(layers, links, (2.0,))
     write_costs(costs, tmp_path / "costs.json")
     assert read_costs(tmp_path / "costs.json") == costs
+    written = json.loads((tmp_path / "costs.json").read_text())["layers"]
+    assert ["backward" in layer for layer in written] == [False, True, False]
     plan = make_plan(costs, 1, 3, "1f1b", memory_budget=[2.0])
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
@@ -76,6 +78,7 @@ def spoil(data, path, value):
         (("costs", "layers", 1, "forward"), None, r"costs.layers\[1\].forward: is missing"),
         (("costs", "layers", 1, "forward"), "fast", r"costs.layers\[1\].forward: 'fast' is not a number"),
         (("costs", "layers", 0, "colour"), 1, r"costs.layers\[0\].colour: is not a known field"),
+        (("costs", "layers", 0, "backward"), -0.5, r"costs.layers\[0\].backward: -0.5 is negative"),
         (("costs", "link", "latency"), -1, "costs.link.latency: -1 is negative"),
         (("costs", "device_speed"), [0], r"costs.device_speed\[0\]: 0 is not positive"),
         (("passes", 1, 2), "Q1.2", r"passes\[1\]\[2\]: 'Q1.2' is not a pass"),
