@@ -1,8 +1,8 @@
 """What callbacks rely on, on every rank: final weights at flush points, and the metrics they monitor.
 
 Only the rank of the last chunk sees the loss, and it is global rank 0. ModelCheckpoint, EarlyStopping and
-ReduceLROnPlateau decide on every rank, so they all need its numbers: at the end of validation, at the end of a
-training epoch after the user's hook and before the monitoring callbacks, and on steps where a checkpoint is due.
+ReduceLROnPlateau decide on every rank, so they all need its numbers: at the end of evaluation, at the end of a
+training epoch before and after the user's hook, and on steps where a checkpoint is due.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from torchmetrics import Metric
 
 LOSS_RANK = 0
 
@@ -31,6 +32,9 @@ class LossRankMetrics(Callback):
         if not trainer.sanity_checking:
             share_metrics(trainer)
 
+    def on_test_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        share_metrics(trainer)
+
     def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, *_: Any) -> None:
         if trainer.fit_loop._should_accumulate():
             return
@@ -47,18 +51,15 @@ def share_metrics(trainer: Any) -> None:
         trainer._logger_connector._callback_metrics.update(shared)
 
 
-def share_after_epoch_end(module: pl.LightningModule, trainer: pl.Trainer) -> None:
-    """Wrap the module's `on_train_epoch_end` on the instance: the monitoring callbacks come right after it.
+def keep_local(module: pl.LightningModule) -> None:
+    """Let the module's torchmetrics compute from what this process saw.
 
-    A callback could not stand there: a Checkpoint subclass would, but it would become `trainer.checkpoint_callback`.
+    Only one process of a pipeline updates them; a gathering over all processes would wait for those that never come.
     """
-    users_hook = module.on_train_epoch_end
-    if getattr(users_hook, "_shares_metrics", False):
-        return
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            metric.distributed_available_fn = _nobody_else
 
-    def on_train_epoch_end() -> None:
-        users_hook()
-        share_metrics(trainer)
 
-    on_train_epoch_end._shares_metrics = True  # type: ignore[attr-defined]
-    module.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
+def _nobody_else() -> bool:
+    return False

@@ -6,7 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging, Timer
+from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -29,10 +30,8 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
             "manual optimization decides its own backward passes, so there is no schedule to run; "
             "set self.automatic_optimization = True to train with the zero_bubble strategy"
         )
-    if any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):
-        raise ValueError(
-            "StochasticWeightAveraging copies the whole model on every rank; remove it to train with the zero_bubble strategy"
-        )
+    for callback in trainer.callbacks:
+        _check_callback(callback)
     if trainer.accumulate_grad_batches == 1:
         rank_zero_warn(
             "accumulate_grad_batches=1 gives the pipeline one microbatch a step, so nothing overlaps; "
@@ -42,6 +41,23 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
         rank_zero_warn(
             "configure_gradient_clipping sees only the gradients of this device's layers; "
             "call self.clip_gradients(optimizer, gradient_clip_val=...) in it, which clips by the norm of the whole model"
+        )
+
+
+def _check_callback(callback: Callback) -> None:
+    name = type(callback).__name__
+    averaging = any(kind.__name__ == "WeightAveraging" for kind in type(callback).__mro__)  # of Lightning 2.6
+    if averaging or isinstance(callback, StochasticWeightAveraging):
+        raise ValueError(
+            f"{name} copies the whole model on every rank and averages weights before they are validated; "
+            "remove it to train with the zero_bubble strategy, and average checkpoints afterwards"
+        )
+    times_steps = isinstance(callback, Timer) and callback._interval == Interval.step and callback._duration is not None
+    if times_steps or (isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None):
+        rank_zero_warn(
+            f"{name} asks for the time after every batch, and all devices wait for the answer; "
+            + ("use Timer(interval='epoch')" if times_steps else "use every_n_train_steps instead of train_time_interval")
+            + " to keep the pipeline without barriers"
         )
 
 

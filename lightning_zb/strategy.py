@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utilities_rank_zero_only
 from torch import Tensor, nn
 
-from lightning_zb import metrics, precision, refusals
+from lightning_zb import hooks, metrics, precision, refusals, stopping
 from lightning_zb.callback import ZeroBubbleCallback
 from lightning_zb.data_agreement import share_random_state
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
@@ -171,7 +171,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
             trainer.callbacks.insert(0, metrics.LossRankMetrics())
         if not any(isinstance(c, ZeroBubbleCallback) for c in trainer.callbacks):
             trainer.callbacks.insert(1, ZeroBubbleCallback())
-        metrics.share_after_epoch_end(module, trainer)
+        hooks.adapt_hooks(module, trainer)
+        hooks.share_results(trainer)
 
     def _set_world_ranks(self) -> None:
         if self.cluster_environment is not None:
@@ -192,6 +193,10 @@ class ZeroBubbleStrategy(ParallelStrategy):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce over data-parallel replicas; one pipeline is one replica, so there is nothing to do."""
+        return tensor
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Gather from data-parallel replicas; one pipeline is one replica, so there is nothing to do."""
         return tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
@@ -227,6 +232,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
             rank_zero_info(self._pipeline.announcement)
         # a collective and a host synchronisation every batch
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        stopping.agree_on_stops(trainer, self.lightning_module)
+        metrics.keep_local(self.lightning_module)
         self.model = self.precision_plugin.convert_module(self.lightning_module)
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:

@@ -1,0 +1,88 @@
+"""The module's hooks and the loops' results, made fit for ranks without the loss.
+
+The user's code after the layers runs on the rank of the last chunk alone, so lists and metrics that it fills are empty
+elsewhere. Hooks that read them still run on every rank, since they may change the module's state; where one fails on a
+rank without the loss, it lacks what only the loss rank has, and is passed over with a warning. On the loss rank every
+error counts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lightning_zb.metrics import LOSS_RANK, share_metrics
+
+_STAGES = ("validation", "test", "predict")
+_READ_OUTPUTS = tuple(f"on_{stage}_{end}_end" for stage in _STAGES for end in ("batch", "epoch"))
+
+
+def adapt_hooks(module: pl.LightningModule, trainer: Any) -> None:
+    """Wrap the module's hooks on the instance: those that read outputs, and the end of the training epoch.
+
+    The monitoring callbacks come right after `on_train_epoch_end` of the module, so what they monitor is shared there.
+    A callback could not stand in that place: a Checkpoint subclass would, but it would become
+    `trainer.checkpoint_callback`.
+
+    Args:
+        module: the user's LightningModule.
+        trainer: its Trainer; `global_rank` is known.
+    """
+    for name in _READ_OUTPUTS:
+        if is_overridden(name, module):
+            _replace(module, name, _tolerant(getattr(module, name), name, trainer))
+    users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", trainer)
+
+    def on_train_epoch_end() -> None:
+        share_metrics(trainer)
+        users_hook()
+        share_metrics(trainer)
+
+    _replace(module, "on_train_epoch_end", on_train_epoch_end)
+
+
+def share_results(trainer: Any) -> None:
+    """Let `trainer.validate`, `test` and `predict` return on every rank what they return on the loss rank."""
+    for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+        loop.run = _shared(loop.run, trainer)
+
+
+def _shared(run: Callable[[], Any], trainer: Any) -> Callable[[], Any]:
+    if getattr(run, "_lightning_zb", False):
+        return run
+
+    @wraps(run)
+    def run_and_share() -> Any:
+        return trainer.strategy.broadcast(run(), src=LOSS_RANK)
+
+    run_and_share._lightning_zb = True  # type: ignore[attr-defined]
+    return run_and_share
+
+
+def _tolerant(hook: Callable[..., Any], name: str, trainer: Any) -> Callable[..., Any]:
+    @wraps(hook)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if trainer.global_rank == LOSS_RANK:
+            return hook(*args, **kwargs)
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:
+            warnings.warn(  # a rank-zero warning would never be seen: rank 0 has the loss
+                f"{name} was passed over on rank {trainer.global_rank}, which has no outputs of the last layer: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=1,
+            )
+            return None
+
+    return run
+
+
+def _replace(module: pl.LightningModule, name: str, hook: Any) -> None:
+    if not getattr(getattr(module, name), "_lightning_zb", False):
+        hook._lightning_zb = True
+        setattr(module, name, hook)
