@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum, unique
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_zb import device_memory
+from lightning_zb.callback_state import CallbackState, from_plain, request_values, to_plain, why_not
+from lightning_zb.deliberation import Deliberation
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.budget import format_bytes
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import Decision, Replan, decide
+from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, repriced
 
 
 @unique
@@ -38,8 +41,9 @@ _NUM_VERIFY_STEPS = 4
 class ZeroBubbleCallback(pl.Callback):
     """Measures the pipeline, plans again with true costs, switches, and reports; the strategy adds one where there is none.
 
-    Decisions are made on rank 0 and are the same on all ranks. Nothing is exchanged within a step; between steps only at the
-    end of a window of measured steps.
+    Rank 0 plans in a thread while training goes on; all ranks switch between the same two steps. They wait for each other
+    between steps only at the end of a window of measured steps. Checkpoints hold the plan in force with what was measured,
+    so a resumed run starts with it.
 
     Args:
         profile_steps: first step to measure and the first not to; None to measure nothing. The first of them counts bytes,
@@ -49,6 +53,8 @@ class ZeroBubbleCallback(pl.Callback):
         check_every: steps between checks for drift; 0 for none.
         drift_tolerance: share by which a chunk's measured seconds may leave those planned with.
         min_gain: share of a step's time that a new plan must save.
+        plan_seconds: how long planning may take.
+        background: whether training goes on while rank 0 plans; False where the step that switches must not depend on time.
         report: whether to write plan, costs, pictures and traces to the log directory.
     """
 
@@ -59,6 +65,8 @@ class ZeroBubbleCallback(pl.Callback):
         check_every: int = 200,
         drift_tolerance: float = 0.15,
         min_gain: float = 0.01,
+        plan_seconds: float = 10.0,
+        background: bool = True,
         report: bool = True,
     ) -> None:
         if profile_steps is not None and profile_steps[1] - profile_steps[0] < 2:
@@ -69,21 +77,24 @@ class ZeroBubbleCallback(pl.Callback):
             raise ValueError(f"replan={replan!r}; write one of {', '.join(repr(r.value) for r in Replan)}") from None
         self.profile_steps, self.check_every, self.report = profile_steps, check_every, report
         self.drift_tolerance, self.min_gain = drift_tolerance, min_gain
-        self.decisions: list[Decision] = []
-        """All decisions since the fit began, the same on every rank."""
+        self.plan_seconds, self.background = plan_seconds, background
+        self.decisions: list[LoggedDecision] = []
+        """All decisions since the fit began, and those before the checkpoint it goes on from; the same on every rank."""
         self.profile: Profile | None = None
         """What was measured last (rank 0)."""
         self.num_drifts = 0
         """How often drift was noticed."""
+        self._request: dict[str, Any] = {}
+        self._restored: CallbackState | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._num_steps = 0
         self._window: ProfileWindow | None = None
         self._purpose = _Purpose.PROFILE
+        self._deliberation: Deliberation | None = None
         self._next_check = 0
-        self._is_measured = False
-        self._predicted: Plan | None = None
+        self._measured_plan: Plan | None = None
         self._recent: deque[float] = deque(maxlen=50)
         self._peak_bytes = 0.0
 
@@ -93,6 +104,7 @@ class ZeroBubbleCallback(pl.Callback):
         if not hasattr(trainer.strategy, "is_between_steps"):
             raise TypeError(f'ZeroBubbleCallback needs Trainer(strategy="zero_bubble"), not {type(trainer.strategy).__name__}')
         request = trainer.strategy.plan_request
+        self._request = request_values(request)
         if needs_bytes(request.memory_budget) and request.costs is None and self.profile_steps is None:
             raise ValueError(
                 f"memory_budget={request.memory_budget!r} needs measured bytes: give ZeroBubbleCallback profile_steps, "
@@ -101,7 +113,33 @@ class ZeroBubbleCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reset()
-        self.decisions, self.num_drifts = [], 0
+        self.profile, self.decisions, self.num_drifts = None, [], 0
+        if self._restored is not None:
+            self._take_over(trainer, self._restored)
+            self._restored = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plan in force and what was measured, in plain values; nothing before the first measurement is over."""
+        plan = self._measured_plan
+        if plan is None:
+            return {}
+        return to_plain(CallbackState(plan, self._request, self.profile, tuple(self.decisions), self.num_drifts))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._restored = from_plain(state_dict) if state_dict else None
+
+    def _take_over(self, trainer: Any, state: CallbackState) -> None:
+        """Go on with a checkpoint's plan, if it is one for this run."""
+        pipeline: Pipeline = trainer.strategy.pipeline
+        refusal = why_not(pipeline.plan, state, pipeline.request)
+        if refusal is not None:
+            rank_zero_info(f"zero_bubble: the checkpoint's plan {refusal}; layers are measured again")
+            return
+        pipeline.switch(state.plan)
+        self._measured_plan, self.profile = state.plan, state.profile if trainer.is_global_zero else None
+        self.decisions, self.num_drifts = list(state.decisions), state.num_drifts
+        self._next_check = self.check_every
+        rank_zero_info(f"zero_bubble: goes on with the checkpoint's plan, {state.plan.planner.name}, and its measured costs")
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         strategy: Any = trainer.strategy
@@ -126,23 +164,28 @@ class ZeroBubbleCallback(pl.Callback):
             self._window.end_step()
             if self._window.is_over:
                 self._close_window(trainer, pipeline)
+        if self._deliberation is not None:
+            decision = self._deliberation.end_step()
+            if decision is not None:
+                self._carry_out(trainer, pipeline, decision)
         self._log_metrics(trainer, pipeline)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._window is not None:
             trainer.strategy.pipeline.record(None)  # type: ignore[attr-defined]
             self._window = None
+        self._deliberation = None
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
     def _open_window(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
         """Start to measure where it is time to."""
         steps = self.profile_steps
-        if steps is None:
+        if steps is None or self._deliberation is not None:
             return
-        if not self._is_measured and self._num_steps == steps[0]:
+        if self._measured_plan is None and self._num_steps == steps[0]:
             self._start(_Purpose.PROFILE, trainer, pipeline, steps[1] - steps[0])
-        elif self._is_measured and self.check_every and self._num_steps >= self._next_check:
+        elif self._measured_plan is not None and self.check_every and self._num_steps >= self._next_check:
             self._start(_Purpose.CHECK, trainer, pipeline, 1)
 
     def _start(self, purpose: _Purpose, trainer: pl.Trainer, pipeline: Pipeline, num_steps: int) -> None:
@@ -166,45 +209,44 @@ class ZeroBubbleCallback(pl.Callback):
                 assert self.profile_steps is not None
                 self._start(_Purpose.PROFILE, trainer, pipeline, self.profile_steps[1] - self.profile_steps[0])
             return
-        if self._purpose is _Purpose.PROFILE:
-            decision = self._decide(trainer, pipeline, profile)
-            pipeline.switch(decision.plan)
-            self._recent.clear()
-            if decision.change != "nothing":
-                self._start(_Purpose.VERIFY, trainer, pipeline, _NUM_VERIFY_STEPS)
         self.profile = profile
-        self._is_measured, self._predicted = True, pipeline.plan
-        if self._window is None:  # else what was measured is not of the plan that runs now
-            self._check_memory(pipeline.plan, profile)
-            self._write_report(trainer, pipeline.plan, profile)
-
-    def _decide(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> Decision:
-        """Rank 0 plans; everybody gets the decision, or the error."""
+        if self._purpose is _Purpose.VERIFY:
+            self._check_memory(pipeline.plan)
+            self._report(trainer, pipeline.plan)
+            return
         budget = device_memory.settled_budget(pipeline, profile)
-        outcome: Decision | Exception | None = None
+        think = None
         if profile is not None:
-            started = time.perf_counter()
-            try:
-                assert profile.costs is not None
-                outcome = decide(
-                    pipeline.plan,
-                    profile.costs,
-                    self.replan,
-                    pipeline.request.schedule,
-                    budget,
-                    self.min_gain,
-                    profile.joins_ends,
-                )
-                seconds = time.perf_counter() - started
-                rank_zero_info(f"zero_bubble, step {trainer.global_step}: {outcome.reason} (planned in {seconds:.1f} s)")
-            except Exception as error:
-                outcome = error
-        outcome = trainer.strategy.broadcast(outcome)
-        if isinstance(outcome, Exception):
-            raise outcome
-        assert outcome is not None
-        self.decisions.append(outcome)
-        return outcome
+            assert profile.costs is not None
+            self._check_memory(repriced(pipeline.plan, profile.costs, budget))
+            think = partial(
+                decide,
+                pipeline.plan,
+                profile.costs,
+                self.replan,
+                pipeline.request.schedule,
+                budget,
+                self.min_gain,
+                profile.joins_ends,
+                self.plan_seconds,
+            )
+        self._deliberation = Deliberation(think, pipeline.channels, waits=not self.background)
+
+    def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
+        """Run the plan that was decided on from the next step on."""
+        self._deliberation = None
+        self.decisions.append(LoggedDecision(trainer.global_step, decision.change, decision.reason, decision.seconds))
+        rank_zero_info(
+            f"zero_bubble, step {trainer.global_step}: {decision.reason} (rank 0 planned for {decision.seconds:.1f} s)"
+        )
+        pipeline.switch(decision.plan)
+        self._measured_plan = decision.plan
+        self._recent.clear()
+        self._next_check = self._num_steps + self.check_every
+        if decision.change == "nothing":
+            self._report(trainer, decision.plan)
+        else:  # what was measured is not of the plan that runs now
+            self._start(_Purpose.VERIFY, trainer, pipeline, _NUM_VERIFY_STEPS)
 
     def _has_drifted(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> bool:
         """Whether a chunk takes longer or shorter than planned; on rank 0 says which."""
@@ -219,8 +261,9 @@ class ZeroBubbleCallback(pl.Callback):
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
-    def _check_memory(self, plan: Plan, profile: Profile | None) -> None:
-        """Compare measured peaks with the plan's limit; too much is reported at once."""
+    def _check_memory(self, plan: Plan) -> None:
+        """Compare the peaks measured last with the limit of the plan that ran; too much is reported at once."""
+        profile = self.profile
         if profile is None:
             return
         self._peak_bytes = max(profile.peak_bytes)
@@ -236,11 +279,11 @@ class ZeroBubbleCallback(pl.Callback):
 
     def _log_metrics(self, trainer: Any, pipeline: Pipeline) -> None:
         """Log what rank 0 sees; no exchange with others."""
-        if self._predicted is None or not trainer.is_global_zero or not self._recent:
+        if self._measured_plan is None or not trainer.is_global_zero or not self._recent:
             return
         if self._num_steps % max(1, trainer.log_every_n_steps // max(1, trainer.accumulate_grad_batches)):
             return
-        plan = self._predicted
+        plan = self._measured_plan
         measured = statistics.median(self._recent)
         ideal = plan.ideal_seconds
         metrics = {
@@ -255,10 +298,11 @@ class ZeroBubbleCallback(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
-    def _write_report(self, trainer: Any, plan: Plan, profile: Profile | None) -> None:
+    def _report(self, trainer: Any, plan: Plan) -> None:
+        """Write down what was measured beside what was planned; called on every rank."""
         if not self.report or not trainer.loggers or trainer.fast_dev_run:
             return
-        directory = trainer.log_dir  # asks all ranks
+        directory, profile = trainer.log_dir, self.profile  # asking for the directory is a collective
         if profile is None or directory is None:
             return
         from lightning_zb.report.directory import write_report

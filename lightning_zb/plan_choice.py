@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,34 @@ from torch import nn
 
 from lightning_zb.model.assumed_costs import assumed_costs
 from lightning_zb.model.layers import LayerStack
+from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget
+from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
+from lightning_zb.planning.registry import SearchSpec, find_schedule
+
+_CAUTION = 0.5
+"""Share of the memory budget to plan with before bytes are measured; assumed ones may be wrong by a factor."""
+_SEARCH_SECONDS = 10.0
+"""How long a schedule that searches may take at the start, while the other processes wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What the user asked for; see `ZeroBubbleStrategy` for the fields."""
+    """What the user asked for; see `ZeroBubbleStrategy` for the first four fields.
+
+    Args:
+        is_provisional: whether layers will be measured and planned with again, so that the first plan must be safe
+            rather than good.
+    """
 
     schedule: str
     memory_budget: Any
     partition: Any
     costs: str | Path | None
+    is_provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +92,42 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
     budget = request.memory_budget
+    spec = find_schedule(request.schedule)
+
+    def make(costs: CostModel, budget: MemoryBudget) -> Plan:
+        options: dict[str, Any] = {"seconds": _SEARCH_SECONDS} if isinstance(spec, SearchSpec) else {}
+        return make_plan(costs, num_devices, num_microbatches, request.schedule, budget, request.partition, **options)
+
     if request.costs is not None:
-        costs, source = read_costs(request.costs), f"costs from {request.costs}"
+        chosen, source = make(read_costs(request.costs), budget), f"costs from {request.costs}"
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
-        if needs_bytes(budget):
-            source += f", memory_budget={budget!r} counts once layers are measured"
-            budget = None
-    plan = make_plan(costs, num_devices, num_microbatches, request.schedule, budget, request.partition)
-    return ChosenPlan(plan, _announce(plan, f"{plan.planner.reason}; {source}"))
+        if request.is_provisional and budget is not None and (isinstance(spec, SearchSpec) or spec.own_budget is None):
+            chosen = _cautious(partial(make, costs), budget)
+            source += f", memory_budget={budget!r} counts in full once layers are measured"
+        else:
+            chosen = make(costs, budget)
+    return ChosenPlan(chosen, _announce(chosen, f"{chosen.planner.reason}; {source}"))
+
+
+def _cautious(make: Callable[[MemoryBudget], Plan], budget: Any) -> Plan:
+    """A first plan that keeps clear of a budget although bytes are only assumed.
+
+    Args:
+        make: makes the plan of a budget.
+        budget: what was asked for; where it is a size, nothing is known of how many activations fit into it.
+
+    Raises:
+        ValueError: nothing fits the budget, by the bytes that are assumed.
+    """
+    entries = list(budget) if isinstance(budget, (list, tuple)) else [budget]
+    shares = [_CAUTION * (1.0 if isinstance(entry, str) else entry) for entry in entries]
+    try:
+        return make(shares if isinstance(budget, (list, tuple)) else shares[0])
+    except InfeasibleBudget as error:
+        if not needs_bytes(budget):
+            make(budget)
+        return make(error.smallest)
 
 
 def needs_bytes(budget: Any) -> bool:

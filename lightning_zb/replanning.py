@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, unique
@@ -11,7 +12,7 @@ from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.registry import ScheduleSpec, find_schedule, known_schedules
+from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule, known_schedules
 from lightning_zb.planning.timeline import predict
 
 
@@ -33,11 +34,23 @@ class Decision:
         plan: with measured costs; the running one where nothing better was found.
         change: what it changes: "nothing", "order", "partition" or "placement".
         reason: one sentence.
+        seconds: what planning took.
     """
 
     plan: Plan
     change: str
     reason: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedDecision:
+    """A decision as it is remembered: the optimizer steps done before it, and `Decision`'s fields but for the plan."""
+
+    step: int
+    change: str
+    reason: str
+    seconds: float
 
 
 def repriced(plan: Plan, costs: CostModel, budget: MemoryBudget) -> Plan:
@@ -63,6 +76,7 @@ def decide(
     budget: MemoryBudget = None,
     min_gain: float = 0.01,
     joins_ends: bool = False,
+    seconds: float = 10.0,
 ) -> Decision:
     """Plan with measured costs and compare.
 
@@ -74,16 +88,41 @@ def decide(
         budget: activation memory of each device.
         min_gain: the share of an isolated step's time that a new plan must save.
         joins_ends: whether only placements with first and last chunk on one device will do.
+        seconds: for all of it; schedules that search share what is left, and no further one is tried once it is over.
     """
+    started = time.perf_counter()
+    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, started + seconds)
+    return replace(decision, seconds=time.perf_counter() - started)
+
+
+def _decide(
+    running: Plan,
+    costs: CostModel,
+    replan: Replan,
+    schedule: str,
+    budget: MemoryBudget,
+    min_gain: float,
+    joins_ends: bool,
+    deadline: float,
+) -> Decision:
     now = repriced(running, costs, budget)
     over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
     best: Plan | None = None
     refusals = []
-    for name, partition, placement in _candidates(now, replan, schedule):
+    candidates = list(_candidates(now, replan, schedule))
+    searches = sum(isinstance(find_schedule(name), SearchSpec) for name, *_ in candidates)
+    for name, partition, keeps_placement in candidates:
+        left = deadline - time.perf_counter()
+        if left <= 0:
+            refusals.append("the time for planning is over")
+            break
+        options: dict[str, object] = {}
+        if isinstance(find_schedule(name), SearchSpec):
+            options["seconds"] = left / searches
+            searches -= 1
+        placement = now.placement if keeps_placement else None
         try:
-            plan = make_plan(
-                costs, now.num_devices, now.num_microbatches, name, budget, partition, now.placement if placement else None
-            )
+            plan = make_plan(costs, now.num_devices, now.num_microbatches, name, budget, partition, placement, **options)
         except ValueError as error:
             refusals.append(str(error))
             continue
@@ -110,7 +149,7 @@ def decide(
 
 def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str, PartitionSpec, bool]]:
     """Schedule name, partition, and whether the running placement is kept."""
-    counts = [len(chunk) for chunk in now.partition.chunks]
+    counts = tuple(len(chunk) for chunk in now.partition.chunks)
     name = _orderer(schedule, now.planner.name)
     if replan is Replan.OFF:
         return
@@ -126,13 +165,11 @@ def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str,
 
 
 def _orderer(*names: str) -> str | None:
-    """The first of these schedules whose order depends on costs, on any placement; None where a fixed order was asked for."""
+    """The first of these schedules whose order depends on costs; None where a fixed order was asked for."""
     for name in names:
         try:
             spec = find_schedule(name)
         except ValueError:  # a plan file, or a plan of another origin
             continue
-        if isinstance(spec, ScheduleSpec):
-            return None if spec.fixed_order else name
-        return "zb"
+        return None if isinstance(spec, ScheduleSpec) and spec.fixed_order else name
     return "zb"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -226,8 +227,10 @@ class ZeroBubbleStrategy(ParallelStrategy):
         self.accelerator.setup(trainer)
         refusals.check_trainer(trainer, self.lightning_module)
         if self._pipeline is None:
+            measures = any(isinstance(c, ZeroBubbleCallback) and c.profile_steps for c in trainer.callbacks)  # type: ignore[attr-defined]
+            options = replace(self._options, plan=replace(self._options.plan, is_provisional=measures))
             self._pipeline = Pipeline(
-                self._options, self.lightning_module, self.world_size, self.global_rank, self.root_device, self.broadcast
+                options, self.lightning_module, self.world_size, self.global_rank, self.root_device, self.broadcast
             )
             rank_zero_info(self._pipeline.announcement)
         # a collective and a host synchronisation every batch

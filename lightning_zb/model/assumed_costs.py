@@ -1,7 +1,8 @@
 """Layer costs assumed from parameter counts, for the first plan, before anything is measured.
 
 Only ratios matter: a layer's matrix products grow with its weights, B and W of a product cost what F costs, an
-embedding is a look-up in F and B. The unit is arbitrary; memory is one unit a layer.
+embedding is a look-up in F and B. The unit is arbitrary; a layer holds one unit of memory from F to B and, as a
+transformer's products do (first paper, section 3.2: 34 and 32), about as much from B to W.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def assumed_costs(module: nn.Module, names: Sequence[str], layers: Sequence[nn.M
     items = [prologue]
     for name, layer, weights in zip(names, layers, work, strict=True):
         seconds = max(weights, floor) * _SECONDS_PER_WEIGHT
-        items.append(LayerCost(name, seconds, seconds, seconds, activation_bytes=1.0, parameter_bytes=_bytes([layer])))
+        items.append(LayerCost(name, seconds, seconds, seconds, 1.0, 1.0, parameter_bytes=_bytes([layer])))
     seconds = sum(p.numel() for p in heads) * _SECONDS_PER_WEIGHT
     head_bytes = float(sum(p.numel() * p.element_size() for p in heads))
     items.append(LayerCost("epilogue", seconds, seconds, seconds, role=LayerRole.EPILOGUE, parameter_bytes=head_bytes))

@@ -36,7 +36,7 @@ def positive(instance: Instance) -> Instance:
     return instance._replace(duration=np.maximum(instance.duration, tiny))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def anneal(instance, order, stream, budget, hot, cold, guide, reach, criticality, own_start):
     """Improve an order that runs and fits.
 

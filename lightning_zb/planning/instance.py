@@ -168,7 +168,7 @@ def from_schedule(instance: Instance, schedule: Schedule) -> np.ndarray:
     return np.array(flat, np.int32)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def start_times(instance, order, start, ends):
     """Run every pass as early as the order allows.
 
@@ -236,7 +236,7 @@ def start_times(instance, order, start, ends):
     return done == 3 * nm
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def fits_memory(instance, order):
     """Whether every prefix of every device stays within its limit."""
     n, m = len(instance.device), instance.num_microbatches
@@ -257,7 +257,7 @@ def fits_memory(instance, order):
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def span_cost(instance, order, start, ends, own_start):
     """max over devices of end - own_start * start of the first pass: step_time with own_start 1, makespan with 0."""
     cost = 0.0

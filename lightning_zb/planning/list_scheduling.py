@@ -34,7 +34,7 @@ class Clock(NamedTuple):
     last_middle: int
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def list_schedule(instance, clock, urgency, period, patience, reserve, order):
     """Build an order.
 

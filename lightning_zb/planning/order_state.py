@@ -75,7 +75,7 @@ def longest(instance, state, x, own_start):
     return tail + instance.duration[kind, c]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def measure_spans(instance, state, own_start):
     """Write the largest and the mean span."""
     n, m = len(instance.device), instance.num_microbatches
@@ -92,7 +92,7 @@ def measure_spans(instance, state, own_start):
     state.cost[1] = total / num_devices
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def rebuild(instance, state, own_start):
     """All starts, tails, places and memory from the order alone."""
     ends = np.empty(len(instance.chunk_start) - 1)
@@ -123,7 +123,7 @@ def memory_change(instance, x):
     return -instance.stash[c]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def target(instance, state, x, wanted):
     """The place nearest to `wanted` that the pass can take alone: streams in order, F B W in order, within memory."""
     m = instance.num_microbatches
@@ -152,7 +152,7 @@ def target(instance, state, x, wanted):
     return to
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def shift(state, at, to):
     """Move the pass at one place to another, the passes between give way."""
     x = state.order[at]
@@ -180,7 +180,7 @@ def push_followers(instance, state, heap, y):
         push(heap, state.start[y - m], y - m)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def update_tails(instance, state, heap, low, high, own_start):
     """Propagate tails backwards from a moved stretch until nothing changes; latest passes first.
 

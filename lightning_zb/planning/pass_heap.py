@@ -67,7 +67,7 @@ def pop(heap):
     return item
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def clear(heap):
     for i in range(heap.size[0]):
         heap.present[heap.items[i]] = False

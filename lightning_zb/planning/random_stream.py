@@ -12,7 +12,7 @@ def new_stream(seed: int) -> np.ndarray:
     return np.array([mixed or 1], np.uint64)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def uniform(stream):
     """A number in [0, 1)."""
     x = stream[0]
@@ -23,13 +23,13 @@ def uniform(stream):
     return np.float64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def below(stream, bound):
     """An integer in [0, bound)."""
     return int(uniform(stream) * bound)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def bell(stream):
     """A number of mean 0 and variance 1 (sum of four uniforms: no logarithm, hence the same bits everywhere)."""
     return (uniform(stream) + uniform(stream) + uniform(stream) + uniform(stream) - 2.0) * 1.7320508075688772

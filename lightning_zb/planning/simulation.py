@@ -170,7 +170,7 @@ def run_step(
     return start, end
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def run_orders(  # pragma: no cover (compiled)
     order, offsets, owner, duration, successor, lag, link, occupancy, num_cells, free, gate_position, gate_time, start, end
 ):

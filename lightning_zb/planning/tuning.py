@@ -46,7 +46,7 @@ def default_parameters(instance: Instance) -> np.ndarray:
     return parameters
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def apply_parameters(instance, durations, parameters, order):
     """List-schedule with a parameter vector; True when an order came out."""
     n, m = len(instance.device), instance.num_microbatches
@@ -72,7 +72,7 @@ def apply_parameters(instance, durations, parameters, order):
     return list_schedule(instance, clock, urgency, period, parameters[PATIENCE], parameters[RESERVE], order)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _mutate(stream, parent, child, num_clocks, num_devices, cooling):
     """Change a few numbers of a parameter vector; now and then all of them."""
     child[:] = parent
@@ -114,7 +114,7 @@ def _mutate(stream, parent, child, num_clocks, num_devices, cooling):
             child[HEAD + i - 2] += bell(stream) * step * (0.05 + cooling)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def tune(instance, durations, parameters, stream, evaluations, own_start, best_parameters, best_order):
     """Evolve a parameter vector by cool annealing.
 

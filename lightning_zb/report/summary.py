@@ -14,7 +14,10 @@ from lightning_zb.report.trace import device_waits
 
 
 class Reasoned(Protocol):
-    """A decision that gives its reason."""
+    """A decision: the steps done before it, and its reason."""
+
+    @property
+    def step(self) -> int: ...
 
     @property
     def reason(self) -> str: ...
@@ -56,7 +59,7 @@ def summary(
         _devices(plan, measured, peak_bytes),
     ]
     if decisions:
-        parts += ["## Decisions", "\n".join(f"{number}. {d.reason}" for number, d in enumerate(decisions, 1))]
+        parts += ["## Decisions", "\n".join(f"- Step {d.step}: {d.reason}." for d in decisions)]
     parts += ["## Layers", _layers(plan, items)]
     if plan.num_devices > 1:
         parts += ["## Links", _links(plan.costs, plan.num_devices)]

@@ -20,7 +20,7 @@ STEPS, MICROBATCHES = 22, 6
 
 
 class Watch(lightning_zb.ZeroBubbleCallback):
-    """Notes each plan that was measured after it was chosen."""
+    """Notes each measured step beside the prediction of the plan that ran."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -38,7 +38,6 @@ class Watch(lightning_zb.ZeroBubbleCallback):
                     "predicted": plan.predicted.makespan,
                     "measured": measured.makespan,
                     "chunks": [len(chunk) for chunk in plan.partition.chunks],
-                    "change": self.decisions[-1].change,
                 }
             )
 
@@ -59,7 +58,7 @@ def main(directory: Path, rank: str) -> None:
     trainer.fit(module, torch.utils.data.DataLoader(Vectors(STEPS * MICROBATCHES), batch_size=1))
     result = {
         "verified": callback.verified,
-        "decisions": [(d.change, d.reason) for d in callback.decisions],
+        "decisions": [(d.step, d.change, d.reason) for d in callback.decisions],
         "drifts": callback.num_drifts,
     }
     (directory / f"result{rank}.json").write_text(json.dumps(result))

@@ -15,6 +15,7 @@ import torch
 
 import lightning_zb
 from lightning_zb.callback import find_drift
+from lightning_zb.callback_state import from_plain, why_not
 from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.replanning import Replan, decide
@@ -92,21 +93,31 @@ def test_wrong_options_are_refused_in_one_sentence():
         _fit(lightning_zb.ZeroBubbleCallback(profile_steps=None), strategy, Path("."), 1)
 
 
-def _fit(callback: L.Callback, strategy, directory: Path, steps: int, module: L.LightningModule | None = None, data=None):
+def _fit(
+    callback: L.Callback,
+    strategy,
+    directory: Path,
+    steps: int,
+    module: L.LightningModule | None = None,
+    data=None,
+    resume: str | None = None,
+):
     trainer = L.Trainer(
         accelerator="cpu", devices=1, strategy=strategy or "auto", accumulate_grad_batches=8, max_steps=steps,
         callbacks=[callback], logger=L.pytorch.loggers.CSVLogger(directory, name="", version="run"), log_every_n_steps=1,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     data = data or torch.utils.data.DataLoader(dataset("tokens", 8 * 2 * steps), batch_size=2)
-    trainer.fit(module or MODELS["tokens"](), data)
+    trainer.fit(module or MODELS["tokens"](), data, ckpt_path=resume)
     return trainer
 
 
 @pytest.mark.parametrize("budget", ["8MiB", ["8MiB", "9MiB"], [1.0, 1.5]])
 def test_budgets_in_bytes_count_once_layers_are_measured(budget, tmp_path: Path):
-    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4))
-    trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(memory_budget=budget, virtual_devices=2), tmp_path, 10)
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4), background=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="device . held")  # not even before bytes are known
+        trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(memory_budget=budget, virtual_devices=2), tmp_path, 10)
     plan, profile = trainer.strategy.plan, callback.profile
     assert plan.memory_limit is not None
     for device, entry in enumerate(budget if isinstance(budget, list) else [budget] * 2):
@@ -125,9 +136,9 @@ def test_budgets_in_bytes_count_once_layers_are_measured(budget, tmp_path: Path)
 
 
 def test_too_much_memory_is_reported_at_once(tmp_path: Path):
-    """A budget that no order keeps once bytes are known: the running one goes on, and the user hears of it."""
+    """A budget that the cautious first order exceeds: it goes on where nothing may change, and the user hears of it."""
     callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 3), replan="off")
-    strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb-v", memory_budget="1MiB", virtual_devices=2)
+    strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb-v", memory_budget="0.6MiB", virtual_devices=2)
     with pytest.warns(UserWarning, match=r"device 0 held .* of activations, more than the .* that its memory budget leaves"):
         _fit(callback, strategy, tmp_path, 3)
 
@@ -150,7 +161,7 @@ def test_the_hybrid_keeps_every_budget_and_is_faster_with_more(tmp_path: Path):
     config = OmegaConf.load(ROOT / "conf" / "model" / "hybrid.yaml")
     measured = None
     for budget in (0.6, 1.0, 1.5, 2.0):
-        callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4))
+        callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4), background=False)
         strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb-v", virtual_devices=2, memory_budget=budget)
         data = torch.utils.data.DataLoader(Bytes(), batch_size=4)
         with warnings.catch_warnings():
@@ -176,7 +187,7 @@ def test_predictions_come_true_and_drift_is_noticed(tmp_path: Path):
     codes, outputs = run_ranks(command, 2, tmp_path, 180)
     assert codes == [0, 0], outputs
     result = json.loads((tmp_path / "result0.json").read_text())
-    assert [change for change, _ in result["decisions"]] == ["partition", "partition"]
+    assert [change for _, change, _ in result["decisions"]] == ["partition", "partition"]
     assert json.loads((tmp_path / "result1.json").read_text())["decisions"] == result["decisions"]
     assert result["drifts"] == 1
     first, verified, slower, adapted = result["verified"]
@@ -184,3 +195,46 @@ def test_predictions_come_true_and_drift_is_noticed(tmp_path: Path):
     assert adapted["measured"] == pytest.approx(adapted["predicted"], rel=0.05)
     assert verified["measured"] < 0.85 * first["measured"]
     assert adapted["measured"] < 0.9 * slower["measured"]
+
+
+@pytest.mark.parametrize("replan", ["order", "partition"])
+def test_a_resumed_run_starts_with_the_measured_plan(replan: str, tmp_path: Path):
+    """Six steps, a checkpoint, six more: weights, plan, costs and decisions of a run that was never interrupted."""
+    options = {"profile_steps": (1, 4), "replan": replan, "background": False}
+    first, path = lightning_zb.ZeroBubbleCallback(**options), str(tmp_path / "six.ckpt")
+    data = torch.utils.data.DataLoader(dataset("tokens", 16 * 12), batch_size=2)
+    strategy = {"schedule": "zb", "memory_budget": 1.5, "virtual_devices": 2, "partition": [2, 6]}
+    trainer = _fit(first, lightning_zb.ZeroBubbleStrategy(**strategy), tmp_path / "a", 6, MODELS["tokens"](), data)
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)  # plain values only
+    assert saved["callbacks"]["ZeroBubbleCallback"]["decisions"][0]["step"] == first.decisions[0].step == 5
+    if replan == "partition":
+        assert first.decisions[0].change == "partition"
+
+    second = lightning_zb.ZeroBubbleCallback(**options)
+    resumed = _fit(
+        second, lightning_zb.ZeroBubbleStrategy(**strategy), tmp_path / "b", 12, MODELS["tokens"](), data, resume=path
+    )
+    assert resumed.strategy.plan == trainer.strategy.plan
+    assert second.decisions == first.decisions
+    assert second.profile.costs == trainer.strategy.plan.costs
+    assert second.profile.peak_bytes == first.profile.peak_bytes
+    plain = _fit(L.Callback(), None, tmp_path / "c", 12, MODELS["tokens"](), data, resume=path)
+    for (name, ours), theirs in zip(
+        resumed.lightning_module.named_parameters(), plain.lightning_module.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_plan_for_something_else_is_not_taken_over(tmp_path: Path):
+    """Another budget or number of microbatches: the run says so and measures again."""
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 3), background=False)
+    trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(memory_budget=1.5, virtual_devices=2), tmp_path, 5)
+    state = from_plain(callback.state_dict())
+    request = trainer.strategy.plan_request
+    assert why_not(state.plan, state, request) is None
+    assert "1.5" in (why_not(state.plan, state, replace(request, memory_budget=2.0)) or "")
+    other = make_plan(state.plan.costs, 2, 4, "zb-v")
+    assert "8 microbatches, this run has 2 and 4" in (why_not(other, state, request) or "")
+    other = make_plan(EQUAL, 2, 8, "zb-v")
+    assert why_not(other, state, request) == "is for other layers"

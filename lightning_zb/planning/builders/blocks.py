@@ -77,7 +77,7 @@ def _order(units: Integers, table: PassTable) -> tuple[Integers, Integers]:
     return np.lexsort((units, owner)).astype(np.int64), np.searchsorted(np.sort(owner), np.arange(table.num_devices + 1))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _move_up(units, sequence, owner, m, memory, room, warm, drained):  # pragma: no cover (compiled)
     """Move passes of the warm-up and the cool-down into earlier free units, as far as dependencies and memory let them.
 

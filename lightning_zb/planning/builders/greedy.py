@@ -181,7 +181,7 @@ def _list_schedule(
     return order
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _is_safe(own, chunk, microbatch, oldest, following, activation, room):  # pragma: no cover (compiled)
     """Whether one more F leaves a way out: each microbatch in turn gets what it lacks, then gives back all it holds.
 
@@ -209,7 +209,7 @@ def _is_safe(own, chunk, microbatch, oldest, following, activation, room):  # pr
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _fill_order(  # pragma: no cover (compiled)
     owner,
     m,

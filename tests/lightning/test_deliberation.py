@@ -1,0 +1,71 @@
+"""Planning beside training: who learns of the outcome when, and what errors become."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lightning_zb.deliberation import Deliberation
+from lightning_zb.execution.channels import open_channels
+from lightning_zb.planning.placement import cyclic
+from tests.execution.processes import run_processes
+
+
+def test_training_goes_on_while_it_thinks():
+    done = threading.Event()
+    deliberation = Deliberation(lambda: done.wait(10) and "plan", None)
+    assert [deliberation.end_step() for _ in range(3)] == [None] * 3
+    done.set()
+    for _ in range(200):
+        if (outcome := deliberation.end_step()) is not None:
+            break
+        time.sleep(0.01)
+    assert outcome == "plan"
+
+
+def test_one_that_waits_switches_at_the_step_after():
+    deliberation = Deliberation(lambda: time.sleep(0.05) or "plan", None, waits=True)
+    assert [deliberation.end_step() for _ in range(2)] == [None, "plan"]
+
+
+def test_an_error_names_itself():
+    def think():
+        raise ZeroDivisionError("a layer without seconds")
+
+    deliberation = Deliberation(think, None, waits=True)
+    deliberation.end_step()
+    with pytest.raises(RuntimeError, match="failed on rank 0: ZeroDivisionError: a layer without seconds"):
+        deliberation.end_step()
+
+
+def _steps(rank: int) -> tuple[list[object], list[float]]:
+    """Steps of 50 ms whose last message comes from rank 0, as in a pipeline; rank 0 thinks for about four of them."""
+    channels = open_channels(cyclic(2), [[0, 1]], torch.device("cpu"), timedelta(seconds=30))
+    deliberation = Deliberation((lambda: time.sleep(0.2) or {"a": 1}) if rank == 0 else None, channels)
+    outcomes, seconds = [], []
+    for _ in range(9):
+        number = torch.zeros(1)
+        if rank == 0:
+            time.sleep(0.05)
+            dist.send(number, dst=1, group=channels.control)
+        else:
+            dist.recv(number, src=0, group=channels.control)
+        start = time.perf_counter()
+        outcomes.append(None if any(outcomes) else deliberation.end_step())
+        seconds.append(time.perf_counter() - start)
+    return outcomes, seconds
+
+
+@pytest.mark.distributed
+def test_processes_learn_of_it_at_the_end_of_the_same_step():
+    (outcomes, first), (others, second) = run_processes(_steps, 2)
+    assert outcomes == others
+    assert outcomes.count({"a": 1}) == 1
+    assert outcomes.index({"a": 1}) >= 4
+    assert max(first) < 0.04  # rank 0 never waits
+    assert sorted(second)[-2] < 0.04  # nor do others for its next step; a busy machine may be late once
