@@ -121,21 +121,22 @@ def _draw_memory(ax: Any, plan: Plan, planned: Timeline, scale: float, peak_byte
         for p, start, end, value in zip(order, starts, ends, curve, strict=True):
             times.append(((start if p.kind is PassKind.FORWARD else end) - zero) * scale)  # F holds what it saves as it runs
             held.append(value / size)
-        label = f"device {device}: peak {plan.predicted.peak_bytes[device] / size:.2f}"
+        label = f"device {device}: {plan.predicted.peak_bytes[device] / size:.2f}"
         if len(peak_bytes):
             label += f", measured {peak_bytes[device] / size:.2f}"
         ax.step(times, held, where="post", color=palette(device), linewidth=1.1, label=label)
-    if plan.memory_limit is not None:
-        for limit in sorted(set(plan.memory_limit)):
-            if limit < 3 * largest:  # else it would flatten the curves
-                ax.axhline(limit / size, color="#c0392b", linestyle="--", linewidth=1.0)
-                ax.text(0, limit / size, " limit", color="#c0392b", fontsize=8, va="bottom")
-    ax.set_ylim(0, None)
-    ax.margins(y=0.15)
+    highest = largest
+    for limit in sorted(set(plan.memory_limit or ())):
+        if 0 < limit < 3 * largest:  # else it would flatten the curves
+            ax.axhline(limit / size, color="#c0392b", linestyle="--", linewidth=1.0)
+            ax.text(0, limit / size, " limit", color="#c0392b", fontsize=8, va="bottom")
+            highest = max(highest, limit)
+    ax.set_ylim(0, 1.15 * highest / size)
     ax.set_ylabel(f"activations ({unit})")
-    ax.set_title("activation memory of the plan", loc="left", fontsize=10)
+    ax.set_title("activation memory of the plan, and peaks", loc="left", fontsize=10)
     if plan.num_devices <= 8:
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False, handlelength=1.2)
+        place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
+        ax.legend(**place, ncols=min(4, plan.num_devices), fontsize=7.5, frameon=False, handlelength=1.2, columnspacing=1.5)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
 
