@@ -274,6 +274,8 @@ class ZeroBubbleCallback(pl.Callback):
                     f"{format_bytes(plan.memory_limit[device])} that its memory budget leaves; "
                     f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
                 )
+        for line in device_memory.excesses(self._request.get("memory_budget"), profile.total_bytes):
+            rank_zero_warn(line)
 
     # -- reports ---------------------------------------------------------------------------------------------------
 
@@ -320,7 +322,8 @@ def find_drift(plan: Plan, pass_seconds: dict[tuple[int, str], float], tolerance
         pass_seconds: measured, by (chunk, part).
         tolerance: share of the mean chunk's seconds.
     """
-    planned = [_work(plan.costs, layers) for layers in plan.partition.chunks]
+    devices = zip(plan.partition.chunks, plan.placement.devices, strict=True)
+    planned = [_work(plan.costs, layers) / plan.costs.speed(device) for layers, device in devices]
     measured = [sum(pass_seconds.get((c, part), 0.0) for part in "FBW") for c in range(len(planned))]
     mean = sum(planned) / len(planned)
     worst = max(range(len(planned)), key=lambda c: abs(measured[c] - planned[c]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from lightning_zb.pipeline import Pipeline
-from lightning_zb.planning.budget import MemoryBudget
+from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes
 from lightning_zb.planning.registry import ScheduleSpec, find_schedule
 from lightning_zb.profile_window import Profile
 
@@ -23,6 +24,22 @@ def free_bytes(device: torch.device) -> float | None:
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return (1 - RESERVE) * (free + unused)
+
+
+def excesses(budget: MemoryBudget, total_bytes: Sequence[float | None]) -> list[str]:
+    """A sentence for each device that allocated more than the size it was given.
+
+    Args:
+        budget: as asked for; multiples and None say nothing of the whole device.
+        total_bytes: by device all that was allocated at the peak; None where it is not known.
+    """
+    entries = list(budget) if isinstance(budget, (list, tuple)) else [budget] * len(total_bytes)
+    return [
+        f"device {device} allocated {format_bytes(total)} in all, more than its memory_budget {entry!r}: "
+        "something beside the pipeline allocates there, or workspace has grown since it was measured"
+        for device, (entry, total) in enumerate(zip(entries, total_bytes, strict=False))
+        if isinstance(entry, str) and total is not None and total > parse_bytes(entry)
+    ]
 
 
 def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:

@@ -219,6 +219,11 @@ class Pipeline:
         """Whether the first and the last chunk must stay on one device here: they share a parameter without a second name."""
         return not self._is_virtual and self._sharing.joins_ends
 
+    @property
+    def waiting_gradients(self) -> dict[nn.Parameter, int]:
+        """For each parameter that other devices use too how many gradients of single microbatches wait here in a step."""
+        return {p: len(parts) for e in self._executors for p, parts in e.passes.tied_parts.items()}
+
     def switch(self, plan: Plan) -> None:
         """From the next step on run another plan; called on all processes between two steps.
 

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from lightning_zb.execution.links import clock_offsets, measure_links
 from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
 from lightning_zb.execution.profiler import Clock, PassTimes, clock_of, joined_timeline, read_times
-from lightning_zb.model.layer_costs import ItemProfile, cost_model, item_sizes, profile_items
+from lightning_zb.execution.speed import reference_seconds, relative_speeds
+from lightning_zb.execution.workspace import workspace_of
+from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes, profile_items
 from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.costs import CostModel, Link
@@ -29,7 +31,10 @@ class DeviceProfile:
         device: which.
         items: costs of its items; empty where no step counted bytes.
         steps: for each of the last full steps its passes.
-        peak_bytes: activation bytes at their peak; on CUDA what the allocator gave out since the step began.
+        peak_bytes: activation bytes at their peak; on CUDA what the allocator gave out since the step began, less what
+            passes hold only while they run.
+        total_bytes: the peak of all that the allocator gave out; None on a CPU, where nobody knows.
+        reference_seconds: what the work took by which devices compare; None where it was not done.
         joins_ends: see `Pipeline.joins_ends`.
     """
 
@@ -37,6 +42,8 @@ class DeviceProfile:
     items: list[ItemProfile]
     steps: list[tuple[PassTimes, ...]]
     peak_bytes: float
+    total_bytes: float | None
+    reference_seconds: float | None
     joins_ends: bool
 
 
@@ -51,6 +58,7 @@ class Profile:
         pass_seconds: median seconds by (chunk, "F", "B" or "W").
         peak_bytes: by device; zeros where the window took pass times only.
         joins_ends: whether first and last chunk must stay on one device.
+        total_bytes: by device all that was allocated at the peak; None where it is not known.
     """
 
     costs: CostModel | None
@@ -59,6 +67,7 @@ class Profile:
     pass_seconds: dict[tuple[int, str], float]
     peak_bytes: tuple[float, ...]
     joins_ends: bool
+    total_bytes: tuple[float | None, ...] = ()
 
 
 class ProfileWindow:
@@ -91,6 +100,7 @@ class ProfileWindow:
         self._timed: list[list[LayerRecorder]] = []
         self._allocated_before = 0
         self._allocated_peak = 0
+        self._grown_peak = 0
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +113,12 @@ class ProfileWindow:
         counts = self._counts_next
         ignored = parameter_storages(pipeline.module.parameters()) if counts else frozenset()
         self._running = [
-            LayerRecorder(self._clock, pipeline.plan.partition, LiveBytes(ignored) if counts else None)
+            LayerRecorder(
+                self._clock,
+                pipeline.plan.partition,
+                LiveBytes(ignored) if counts else None,
+                workspace_of(pipeline.device) if counts else None,
+            )
             for _ in pipeline.devices
         ]
         if pipeline.device.type == "cuda" and not counts:
@@ -119,8 +134,9 @@ class ProfileWindow:
         else:
             self._timed.append(self._running)
             if self._pipeline.device.type == "cuda":
-                grown = torch.cuda.max_memory_allocated(self._pipeline.device) - self._allocated_before
-                self._allocated_peak = max(self._allocated_peak, grown)
+                peak = torch.cuda.max_memory_allocated(self._pipeline.device)
+                self._allocated_peak = max(self._allocated_peak, peak)
+                self._grown_peak = max(self._grown_peak, peak - self._allocated_before)
         self._running = []
         self._num_left -= 1
 
@@ -130,8 +146,11 @@ class ProfileWindow:
         Returns:
             On rank 0 what was measured, None elsewhere.
         """
-        own = [self._device_profile(index, device) for index, device in enumerate(self._pipeline.devices)]
         channels = self._pipeline.channels
+        reference = None
+        if channels is not None and self._measures_links:
+            reference = reference_seconds(self._pipeline.device, self._clock)
+        own = [self._device_profile(index, device, reference) for index, device in enumerate(self._pipeline.devices)]
         link: Link | tuple[tuple[Link, ...], ...] = self._pipeline.plan.costs.link
         offsets = None
         if channels is not None:
@@ -142,9 +161,9 @@ class ProfileWindow:
         if parts is None:
             return None
         devices = sorted((device for part in parts for device in part), key=lambda d: d.device)
-        return _join(devices, link, offsets)
+        return _join(devices, link, offsets, self._pipeline.plan.costs.device_speed)
 
-    def _device_profile(self, index: int, device: int) -> DeviceProfile:
+    def _device_profile(self, index: int, device: int, reference: float | None) -> DeviceProfile:
         pipeline = self._pipeline
         plan = pipeline.plan
         steps = [read_times(recorders[index]) for recorders in self._timed]
@@ -152,22 +171,39 @@ class ProfileWindow:
         peak = 0.0
         if self._counted:
             counted = self._counted[index]
-            sizes = item_sizes(pipeline.stack, pipeline.ownership.own_parameters(), counted.users, self._optimizers)
+            copied = pipeline.ending is not None and pipeline.ending.copies
+            held, waiting = pipeline.ownership.own_parameters(), pipeline.waiting_gradients
+            sizes = item_sizes(pipeline.stack, held, counted.users, self._optimizers, copied, waiting)
             items = profile_items(pipeline.stack, plan.partition, plan.placement.chunks_of(device), steps, counted, sizes)
             assert counted.meter is not None
-            peak = float(self._allocated_peak or counted.meter.peak)
+            peak = float(counted.meter.peak)
+            if counted.workspace is not None:
+                peak = max(peak, self._grown_peak - max(counted.workspace.bytes.values(), default=0.0))
         num_parts = sum(len(p.kind.value) for p in plan.schedule.orders[device])
         full = [step for step in steps if sum(len(t.parts) for t in step) == num_parts]  # not the last one of an epoch
         kept = [tuple(replace(t, items={}) for t in step) for step in full[-_KEPT_STEPS:]]
-        return DeviceProfile(device, items, kept, peak, pipeline.joins_ends)
+        total = float(self._allocated_peak) if pipeline.device.type == "cuda" else None
+        return DeviceProfile(device, items, kept, peak, total, reference, pipeline.joins_ends)
 
 
 def _join(
     devices: Sequence[DeviceProfile],
     link: Link | tuple[tuple[Link, ...], ...],
     offsets: Sequence[float] | None,
+    speeds: tuple[float, ...] | None,
 ) -> Profile:
-    items = tuple(item for device in devices for item in device.items)
+    """Put the devices' measurements together.
+
+    Args:
+        devices: what each measured.
+        link: between them.
+        offsets: of their hosts' clocks.
+        speeds: of the devices, where they did not compare themselves now.
+    """
+    references = [d.reference_seconds for d in devices if d.reference_seconds is not None]
+    if len(references) == len(devices):
+        speeds = relative_speeds(references)
+    items = tuple(at_unit_speed(i, 1.0 if speeds is None else speeds[d.device]) for d in devices for i in d.items)
     num_steps = min(len(device.steps) for device in devices)
     timelines = [joined_timeline([d.steps[step] for d in devices], offsets) for step in range(num_steps)]
     timelines.sort(key=lambda t: t.makespan)
@@ -177,10 +213,11 @@ def _join(
             for part, taken in t.parts.items():
                 seconds.setdefault((t.run.chunk, part), []).append(taken)
     return Profile(
-        costs=cost_model(items, link) if items else None,
+        costs=cost_model(items, link, speeds) if items else None,
         items=tuple(sorted(items, key=lambda item: item.index)),
         timeline=timelines[len(timelines) // 2] if timelines else None,
         pass_seconds={key: statistics.median(values) for key, values in seconds.items()},
         peak_bytes=tuple(device.peak_bytes for device in devices),
         joins_ends=any(device.joins_ends for device in devices),
+        total_bytes=tuple(device.total_bytes for device in devices),
     )

@@ -101,6 +101,11 @@ class StepEnding:
             )
             executors[0].optimistic = self._optimistic
 
+    @property
+    def copies(self) -> bool:
+        """Whether steps may keep a copy of parameters and optimizer state to roll back to."""
+        return self._optimistic is not None and self._optimistic.rollback is Rollback.EXACT
+
     def clip(self, max_value: float, algorithm: str) -> None:
         """Clip the gradients of the whole model: now, or when their norm is validated.
 

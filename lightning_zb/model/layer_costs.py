@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from torch import Tensor, nn
@@ -92,6 +92,7 @@ def profile_items(
                 output_bytes=0.0 if role is LayerRole.EPILOGUE else float(counted.output_bytes.get(item, usual_output)),
                 role=role,
                 state_bytes=state_bytes,
+                workspace_bytes={} if counted.workspace is None else counted.workspace.of_chunk(chunk),
             )
             high = tuple(_high(scaled[part][place]) for part in PARTS)
             found.append(ItemProfile(item, cost, high, len(scaled["F"][place])))  # type: ignore[arg-type]
@@ -122,14 +123,21 @@ def item_sizes(
     held: Iterable[nn.Parameter],
     users: Mapping[int, int],
     optimizers: Sequence[Optimizer],
+    copied: bool = False,
+    parts: Mapping[nn.Parameter, int] | None = None,
 ) -> dict[int, tuple[float, float]]:
-    """For each item with parameters here their bytes, and those of its parameters, gradients and optimizer state.
+    """For each item with parameters here their bytes, and those of all that is held for them besides activations.
+
+    These are parameters, gradients, optimizer state, the copies that an optimistic step may roll back to, and gradients
+    of tied parameters that wait for the end of the step.
 
     Args:
         stack: the layers.
         held: the parameters whose values are here.
         users: for each storage of a parameter outside the layers an item that uses it; the prologue where it is not known.
         optimizers: hold the states.
+        copied: whether optimizer steps keep a copy of parameters and states.
+        parts: for each tied parameter how many gradients wait.
     """
     of_layers = {
         id(p): position + 1 for position, layer in reversed(list(enumerate(stack.modules))) for p in layer.parameters()
@@ -138,8 +146,10 @@ def item_sizes(
     for p in held:
         item = of_layers.get(id(p), users.get(storage_key(p), 0))
         own = _bytes(p)
-        states = [s for o in optimizers for s in o.state.get(p, {}).values() if isinstance(s, Tensor)]
-        total = own * (2 if p.requires_grad else 1) + sum(map(_bytes, states))
+        states = sum(_bytes(s) for o in optimizers for s in o.state.get(p, {}).values() if isinstance(s, Tensor))
+        total = own + states
+        if p.requires_grad:
+            total += own * (1 + (parts or {}).get(p, 0)) + (own + states if copied else 0.0)
         before = found.get(item, (0.0, 0.0))
         found[item] = before[0] + own, before[1] + total
     return found
@@ -149,8 +159,27 @@ def _bytes(tensor: Tensor) -> float:
     return float(tensor.numel() * tensor.element_size())
 
 
-def cost_model(items: Iterable[ItemProfile], link: Link | tuple[tuple[Link, ...], ...]) -> CostModel:
-    """The cost model of all devices' items.
+def at_unit_speed(item: ItemProfile, speed: float) -> ItemProfile:
+    """What an item would cost on a device of speed 1.
+
+    Args:
+        item: as measured.
+        speed: of the device it was measured on.
+    """
+    if speed == 1.0:
+        return item
+    names = ("forward", "backward_input", "backward_weight", "backward")
+    seconds = {n: getattr(item.cost, n) for n in names}
+    cost = replace(item.cost, **{n: s * speed for n, s in seconds.items() if s is not None})
+    return replace(item, cost=cost, high=tuple(h * speed for h in item.high))  # type: ignore[arg-type]
+
+
+def cost_model(
+    items: Iterable[ItemProfile],
+    link: Link | tuple[tuple[Link, ...], ...],
+    device_speed: tuple[float, ...] | None = None,
+) -> CostModel:
+    """The cost model of all devices' items, which are given for a device of speed 1.
 
     Raises:
         ValueError: an item was measured nowhere.
@@ -159,4 +188,4 @@ def cost_model(items: Iterable[ItemProfile], link: Link | tuple[tuple[Link, ...]
     missing = set(range(max(by_index) + 1)) - set(by_index)
     if missing:
         raise ValueError(f"items {sorted(missing)} of the model were measured on no device")
-    return CostModel(tuple(by_index[index] for index in sorted(by_index)), link)
+    return CostModel(tuple(by_index[index] for index in sorted(by_index)), link, device_speed)

@@ -19,6 +19,7 @@ from lightning_zb.execution.deferred_ops import CastParameter, Target
 from lightning_zb.execution.live_bytes import LiveBytes, storage_key
 from lightning_zb.execution.profiled_weights import ProfiledWeights
 from lightning_zb.execution.profiler import Clock, Mark, StepRecorder
+from lightning_zb.execution.workspace import Workspace
 from lightning_zb.planning.placement import Partition
 from lightning_zb.planning.schedule import Pass, PassKind
 
@@ -30,13 +31,16 @@ class LayerRecorder(StepRecorder):
         clock: notes moments.
         partition: items to chunks.
         meter: counts bytes; None to take times, which counting would falsify.
+        workspace: measures what passes hold only while they run.
     """
 
-    def __init__(self, clock: Clock, partition: Partition, meter: LiveBytes | None = None) -> None:
+    def __init__(
+        self, clock: Clock, partition: Partition, meter: LiveBytes | None = None, workspace: Workspace | None = None
+    ) -> None:
         super().__init__(clock)
         self._chunks = partition.chunks
         self._epilogue = partition.num_layers - 1
-        self.meter = meter
+        self.meter, self.workspace = meter, workspace
         self.saved_bytes: dict[int, list[int]] = {}
         """For each item M_B, one entry a microbatch."""
         self.stashed_bytes: dict[int, list[int]] = {}
@@ -46,6 +50,7 @@ class LayerRecorder(StepRecorder):
         self.users: dict[int, int] = {}
         """For each parameter's storage an item that uses it."""
         self._items: tuple[int, ...] = ()
+        self._pass: Pass | None = None
         self._part: str | None = None
         self._item: int | None = None
         self._owner = 0
@@ -57,6 +62,9 @@ class LayerRecorder(StepRecorder):
     def start(self, p: Pass) -> None:
         super().start(p)
         items = self._items = self._chunks[p.chunk]
+        self._pass = p
+        if self.workspace is not None:
+            self.workspace.begin()
         if p.kind is PassKind.FORWARD:
             self._part, self._owner = "F", items[0]
             self._begin(items[0] if items[0] in (0, self._epilogue) else None)
@@ -68,6 +76,8 @@ class LayerRecorder(StepRecorder):
         self._begin(None)
         self._part = None
         super().end(p)
+        if self.workspace is not None:
+            self.workspace.end((p.chunk, p.kind.value[-1]))
         if p.kind in (PassKind.BACKWARD_WEIGHT, PassKind.BACKWARD):
             weights = self._weights.pop((p.chunk, p.microbatch), None)
             if weights is not None and self.meter is not None:
@@ -78,6 +88,9 @@ class LayerRecorder(StepRecorder):
         self._begin(None)
         self._part = None
         super().begin_weights()
+        if self.workspace is not None and self._pass is not None and self._pass.kind is PassKind.BACKWARD:
+            self.workspace.end((self._pass.chunk, "B"))
+            self.workspace.begin()
 
     def new_weights(self, chunk: int, microbatch: int) -> ProfiledWeights:
         """The record of weight work for an F."""

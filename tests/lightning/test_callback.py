@@ -16,7 +16,10 @@ import torch
 import lightning_zb
 from lightning_zb.callback import find_drift
 from lightning_zb.callback_state import from_plain, why_not
-from lightning_zb.planning.costs import CostModel, LayerCost
+from lightning_zb.device_memory import excesses
+from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes
+from lightning_zb.model.layers import find_layers
+from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.replanning import Replan, decide
 from tests.lightning.models import MODELS, dataset
@@ -238,3 +241,39 @@ def test_a_plan_for_something_else_is_not_taken_over(tmp_path: Path):
     assert "8 microbatches, this run has 2 and 4" in (why_not(other, state, request) or "")
     other = make_plan(EQUAL, 2, 8, "zb-v")
     assert why_not(other, state, request) == "is for other layers"
+
+
+def test_a_size_is_held_against_all_that_a_device_allocated():
+    found = excesses(["1GiB", 1.0, "1GiB", "1GiB"], [2.0**30 + 1, 2.0**31, 2.0**29, None])
+    assert len(found) == 1
+    assert found[0].startswith("device 0 allocated 1.00 GiB in all, more than its memory_budget '1GiB'")
+    assert excesses(1.5, [2.0**40]) == excesses(None, [2.0**40]) == []
+
+
+def test_what_is_held_beside_activations_counts():
+    """Parameters, gradients, Adam's moments; a copy to roll back to; gradients of tied parameters that wait."""
+    module = MODELS["tokens"]()
+    stack = find_layers(module, None)
+    optimizer = torch.optim.AdamW(module.parameters())
+    for p in module.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    layer = list(stack.modules[0].parameters())
+    size, steps = sum(p.numel() * 4 for p in layer), 4 * len(layer)
+    own = dict.fromkeys(layer, 3)
+    plain = item_sizes(stack, layer, {}, [optimizer])[1]
+    assert plain == (size, 4 * size + steps)
+    assert item_sizes(stack, layer, {}, [optimizer], copied=True)[1] == (size, 7 * size + 2 * steps)
+    assert item_sizes(stack, layer, {}, [optimizer], parts=own)[1] == (size, 7 * size + steps)
+
+
+def test_costs_are_those_of_a_device_of_speed_one():
+    """A layer that took 4 s on a device of speed 0.5 is one of 2 s, and its chunk is planned with 4 s there again."""
+    measured = [(0, 4.0, 0.5), (1, 2.0, 1.5)]
+    items = [at_unit_speed(ItemProfile(i, LayerCost(str(i), s, s, s), (s, s, s), 1), speed) for i, s, speed in measured]
+    model = cost_model(items, Link(), (0.5, 1.5))
+    assert [layer.forward for layer in model.layers] == [2.0, 3.0]
+    assert items[0].high == (2.0, 2.0, 2.0)
+    plan = make_plan(model, 2, 4, "1f1b")
+    assert plan.predicted.busy == pytest.approx((4 * 12.0, 4 * 6.0))
+    assert find_drift(plan, {(c, part): s for c, s, _ in measured for part in "FBW"}, 0.01) is None
