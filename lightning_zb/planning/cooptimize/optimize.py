@@ -1,0 +1,170 @@
+"""The co-optimizer: partition, placement and schedule of a pipeline searched together (second paper, section Design).
+
+Known layouts are scored and the promising ones tuned, bottleneck first; the best few then compete in the search for the
+order of passes. Effort is counted in passes placed, so a seed and an effort give the same plan on any machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from lightning_zb.planning.auto import Candidate, find_best
+from lightning_zb.planning.bounds import Objective
+from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, infeasible
+from lightning_zb.planning.builders.greedy import smallest_limits
+from lightning_zb.planning.cooptimize.balancing import make_loads
+from lightning_zb.planning.cooptimize.climbing import Climb
+from lightning_zb.planning.cooptimize.cut_rules import CutRules
+from lightning_zb.planning.cooptimize.layout import Layout
+from lightning_zb.planning.cooptimize.phases import ALL_PHASES, Phase, losses
+from lightning_zb.planning.cooptimize.rivals import rivals
+from lightning_zb.planning.cooptimize.scoring import Score, Scorer
+from lightning_zb.planning.cooptimize.starts import starting_layouts
+from lightning_zb.planning.costs import CostModel, Link
+from lightning_zb.planning.placement import Placement
+from lightning_zb.planning.plan import Plan, PlanStatus
+from lightning_zb.planning.planner import assemble_plan
+from lightning_zb.planning.random_stream import new_stream
+from lightning_zb.planning.registry import Problem
+from lightning_zb.planning.search import Searcher
+
+DEFAULT_EFFORT = 28
+"""Work units; half go to layouts, half to the order of passes."""
+
+_PASSES_PER_UNIT = 150_000  # placed by the quick schedules of layouts, whose bounds and tables cost as much again
+_NUM_CLIMBS = 3
+_NUM_FINALISTS = 4
+
+
+def cooptimize(
+    costs: CostModel,
+    num_devices: int,
+    num_microbatches: int,
+    memory_budget: MemoryBudget = None,
+    *,
+    phases: Collection[Phase | str] = ALL_PHASES,
+    rules: CutRules = CutRules(),  # noqa: B008 (frozen)
+    placement: Placement | None = None,
+    objective: Objective | str = Objective.STEP_TIME,
+    effort: int = DEFAULT_EFFORT,
+    seed: int = 0,
+    seconds: float | None = None,
+) -> Plan:
+    """Plan a pipeline, partition, placement and schedule together.
+
+    Args:
+        costs: the items, links and device speeds.
+        num_devices: devices of the pipeline.
+        num_microbatches: microbatches of a step.
+        memory_budget: as in `make_plan`.
+        phases: what may be fitted to the costs. Without the partition's layers are cut evenly, without the placement's each
+            device has one chunk, without the schedule's the order is 1F1B with the backward whole.
+        rules: what partitions must keep to.
+        placement: one that is given.
+        objective: what to minimise.
+        effort: work units, see `DEFAULT_EFFORT`.
+        seed: of the random choices.
+        seconds: stop before a step that would end later than this; None for no cap.
+
+    Raises:
+        InfeasibleBudget: nothing fits the budget; says the smallest that does.
+        ValueError: an argument is wrong; says what to write instead.
+    """
+    started = time.perf_counter()
+    if effort < 0:
+        raise ValueError(f"effort {effort} is negative; write 0 or more, the default is {DEFAULT_EFFORT}")
+    deadline = None if seconds is None else started + seconds
+    objective, chosen = Objective(objective), frozenset(Phase(phase) for phase in phases)
+    loads = make_loads(costs, num_devices, memory_budget, rules)
+    scorer = Scorer(costs, num_devices, num_microbatches, memory_budget, objective, Phase.SCHEDULE in chosen)
+    layouts = list(starting_layouts(costs, loads, rules, chosen, placement))
+    if not layouts:
+        raise ValueError(_nothing_to_cut(costs, num_devices, rules))
+    starts = sorted((s for s in map(scorer.score, layouts) if s is not None), key=lambda s: s.value)
+    if not starts:
+        raise _infeasible(layouts, scorer)
+    tunable = chosen if placement is None else chosen - {Phase.PLACEMENT}
+    climb = Climb(scorer, loads, tunable, _alike(costs, memory_budget), new_stream(seed), deadline)
+    budget, begun = effort * _PASSES_PER_UNIT // 2, scorer.passes
+    tops = [climb.tune(s, begun + budget * (i + 1) // _NUM_CLIMBS) for i, s in enumerate(starts[:_NUM_CLIMBS])]
+    top = min(tops, key=lambda s: s.value)
+    if Phase.SCHEDULE in chosen:
+        best = find_best(
+            [_candidate(s.layout, scorer, seed) for s in scorer.best(_NUM_FINALISTS)], effort, deadline, warm=False
+        )
+        for _, layout, schedule in rivals([*layouts, top.layout], scorer, best.searcher.value):
+            best = _candidate(layout, scorer, seed)
+            best.searcher.offer(schedule)
+        result = best.searcher.result()
+        problem, partition, schedule = best.problem, best.partition, result.schedule
+        status, bound = result.outcome, result.bound.seconds
+    else:
+        quick = [(*scorer.quick_schedule(s.layout), s) for s in scorer.best(_NUM_FINALISTS)]
+        _, schedule, top = min(quick, key=lambda item: item[0])
+        found = scorer.problem(top.layout)
+        assert found is not None
+        problem, partition, status, bound = found, top.layout.partition, PlanStatus.FEASIBLE, top.bound
+    return assemble_plan(
+        "auto",
+        problem,
+        partition,
+        schedule,
+        seconds=time.perf_counter() - started,
+        status=status,
+        lower_bound=bound if objective is Objective.STEP_TIME else None,
+        reason=_reason(starts[0], top, loads.ideal * num_microbatches),
+    )
+
+
+def _candidate(layout: Layout, scorer: Scorer, seed: int) -> Candidate:
+    problem = scorer.problem(layout)
+    assert problem is not None
+    searcher = Searcher(
+        problem.placement,
+        problem.chunk_costs,
+        problem.costs,
+        problem.num_microbatches,
+        problem.limits,
+        seed=seed,
+        objective=scorer.objective,
+        warm_starts=[scorer.quick_schedule(layout)[1]],
+    )
+    return Candidate("layout", layout.partition, problem, searcher)
+
+
+def _alike(costs: CostModel, budget: MemoryBudget) -> bool:
+    """Whether devices can be exchanged without changing anything."""
+    same_speed = costs.device_speed is None or len(set(costs.device_speed)) == 1
+    same_budget = not isinstance(budget, (list, tuple)) or len(set(budget)) == 1
+    return same_speed and same_budget and isinstance(costs.link, Link)
+
+
+def _nothing_to_cut(costs: CostModel, num_devices: int, rules: CutRules) -> str:
+    message = f"{num_devices} devices need as many chunks, and the model has {len(costs.layers)} items to cut"
+    if rules.forbidden or rules.forced:
+        message += f" ({len(rules.forbidden)} of the cuts between them forbidden, {len(rules.forced)} demanded)"
+    return f"{message}; use fewer devices"
+
+
+def _infeasible(layouts: list[Layout], scorer: Scorer) -> InfeasibleBudget:
+    """The error that names the smallest budget, of the layout that lacks least."""
+    worst = []
+    for layout in layouts:
+        partition, placement = layout.partition, layout.placement
+        limits = activation_limits(scorer.budget, scorer.costs, partition, placement)
+        problem = Problem(placement, scorer.costs.chunks(partition), scorer.costs, scorer.num_microbatches, limits)
+        least = smallest_limits(problem)
+        lacks = max(need - limit for need, limit in zip(least, limits, strict=True))
+        worst.append((lacks, least, partition, placement))
+    _, least, partition, placement = min(worst, key=lambda item: item[0])
+    return infeasible(scorer.budget, least, "one microbatch", scorer.costs, partition, placement)
+
+
+def _reason(start: Score, end: Score, ideal: float) -> str:
+    """What was gained and what is left, by phase."""
+    left = ", ".join(f"{phase.value} {seconds / end.value:.1%}" for phase, seconds in losses(end, ideal).items())
+    return (
+        f"partition and placement tuned from {start.value:.6g} to {end.value:.6g} s by quick schedules; "
+        f"of that step is lost to {left}"
+    )

@@ -1,0 +1,37 @@
+"""The three phases of planning a pipeline, and which of them holds a layout back."""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+
+from lightning_zb.planning.cooptimize.scoring import Score
+
+
+@unique
+class Phase(str, Enum):
+    """What the co-optimizer may change."""
+
+    PARTITION = "partition"
+    PLACEMENT = "placement"
+    SCHEDULE = "schedule"
+
+
+ALL_PHASES = frozenset(Phase)
+
+
+def losses(score: Score, ideal: float) -> dict[Phase, float]:
+    """Seconds of a step that each phase costs, the largest first.
+
+    What the busiest device works beyond its share is the partition's, what even the best order of this placement waits is
+    the placement's, the rest the schedule's.
+
+    Args:
+        score: of a layout.
+        ideal: seconds of a step where all devices work all the time.
+    """
+    found = {
+        Phase.PARTITION: score.work - ideal,
+        Phase.PLACEMENT: score.bound - score.work,
+        Phase.SCHEDULE: score.value - score.bound,
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

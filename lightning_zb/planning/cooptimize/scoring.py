@@ -1,0 +1,154 @@
+"""What a layout is worth: its lower bound, and the step that a quick list schedule makes of it within memory.
+
+Long steps repeat themselves in the middle, so a layout is judged by a step of fewer microbatches; those left out count
+with the work of the busiest device. Everything is deterministic, and its effort is counted in passes placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from lightning_zb.planning.bounds import Objective, lower_bound
+from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
+from lightning_zb.planning.builders.greedy import Choices, list_order, smallest_limits
+from lightning_zb.planning.cooptimize.layout import Layout
+from lightning_zb.planning.cooptimize.plain_order import plain_schedule
+from lightning_zb.planning.costs import ChunkCost, CostModel
+from lightning_zb.planning.instance import build_instance
+from lightning_zb.planning.registry import Problem
+from lightning_zb.planning.schedule import Schedule
+from lightning_zb.planning.simulation import Floats, Integers, PassTable, run_step, tabulate
+
+_ROUNDS = 3  # microbatches for each device of the step that layouts are judged by, so that warm-up and cool-down are whole
+
+MANNERS = (
+    Choices(0, patience=0.0, spare=1.0),
+    Choices(0, patience=1.0, fill_forward=False, spare=1.0),
+    Choices(2, patience=1.0, spare=1.0),
+)
+"""Ways of list scheduling to try: true times first, which were best on average over random heterogeneous layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What is known of a layout; seconds of a whole step.
+
+    Args:
+        layout: partition and placement.
+        value: of the quick schedule.
+        bound: no order is faster.
+        work: of the busiest device.
+        idle: of each device within `value`.
+    """
+
+    layout: Layout
+    value: float
+    bound: float
+    work: float
+    idle: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Scorer:
+    """Scores the layouts of one problem and remembers them.
+
+    Args:
+        costs: the layers, links and speeds.
+        num_devices: P.
+        num_microbatches: m.
+        budget: memory, as in `make_plan`.
+        objective: the period is judged by step_time.
+        tunes_order: whether schedules may be fitted to the costs; otherwise all are the plain 1F1B order.
+        passes: placed so far: the effort spent.
+    """
+
+    costs: CostModel
+    num_devices: int
+    num_microbatches: int
+    budget: MemoryBudget
+    objective: Objective = Objective.STEP_TIME
+    tunes_order: bool = True
+    passes: int = 0
+    _known: dict[Layout, Score | None] = field(default_factory=dict)
+    _chunks: dict[tuple[int, int], ChunkCost] = field(default_factory=dict)
+
+    def problem(self, layout: Layout, num_microbatches: int | None = None) -> Problem | None:
+        """What is to be ordered; None where not even one microbatch at a time fits the memory."""
+        cuts = layout.cuts
+        chunk_costs = []
+        for cut in pairwise(cuts):
+            if cut not in self._chunks:
+                self._chunks[cut] = self.costs.chunk(range(*cut))
+            chunk_costs.append(self._chunks[cut])
+        placement = layout.placement
+        limits = activation_limits(self.budget, self.costs, layout.partition, placement)
+        problem = Problem(placement, tuple(chunk_costs), self.costs, num_microbatches or self.num_microbatches, limits)
+        return problem if fits(smallest_limits(problem), limits) else None
+
+    def score(self, layout: Layout, ceiling: float = np.inf) -> Score | None:
+        """Score a layout; None where it does not fit or cannot be better than `ceiling`."""
+        if layout in self._known:
+            return self._known[layout]
+        short = min(self.num_microbatches, max(12, _ROUNDS * self.num_devices))
+        problem = self.problem(layout, short)
+        if problem is None:
+            self._known[layout] = None
+            return None
+        per_microbatch = self._work(problem)
+        if per_microbatch.max() * self.num_microbatches >= ceiling:
+            return None
+        instance = build_instance(problem.placement, problem.chunk_costs, self.costs, self.num_microbatches, problem.limits)
+        bound = lower_bound(instance, self.objective).seconds
+        if bound >= ceiling:
+            return None
+        rest = (self.num_microbatches - short) * float(per_microbatch.max())
+        value = min(self._times(problem)) + rest
+        idle = value - per_microbatch * self.num_microbatches
+        score = Score(layout, value, bound, float(per_microbatch.max()) * self.num_microbatches, tuple(idle.tolist()))
+        self._known[layout] = score
+        return score
+
+    def best(self, count: int) -> list[Score]:
+        """The layouts of least value."""
+        known = [score for score in self._known.values() if score is not None]
+        return sorted(known, key=lambda score: (score.value, score.bound))[:count]
+
+    def _work(self, problem: Problem) -> np.ndarray:
+        work = np.bincount(problem.placement.devices, [c.work for c in problem.chunk_costs], minlength=self.num_devices)
+        return work / np.array([self.costs.speed(d) for d in range(self.num_devices)])
+
+    def _times(self, problem: Problem) -> list[float]:
+        """The step with each manner."""
+        table = tabulate(problem.placement, problem.chunk_costs, self.costs, problem.num_microbatches)
+        return [self.span(*run_step(table, order, offsets), offsets) for order, offsets in self._orders(problem, table)]
+
+    def _orders(self, problem: Problem, table: PassTable) -> Iterator[tuple[Integers, Integers]]:
+        if not self.tunes_order:
+            order, offsets = table.encode(plain_schedule(problem))
+            self.passes += len(order)
+            yield order, offsets
+            return
+        for manner in MANNERS:
+            order, offsets = list_order(problem, manner, table)
+            self.passes += len(order)
+            yield order, offsets
+
+    def span(self, start: Floats, end: Floats, offsets: Integers) -> float:
+        """The step_time of what `run_step` says, or the makespan where that is minimised."""
+        last = end[offsets[1:] - 1]
+        return float(last.max() if self.objective is Objective.MAKESPAN else (last - start[offsets[:-1]]).max())
+
+    def quick_schedule(self, layout: Layout) -> tuple[float, Schedule]:
+        """The best schedule of the manners for the whole step, and its seconds."""
+        problem = self.problem(layout)
+        assert problem is not None
+        table = tabulate(problem.placement, problem.chunk_costs, self.costs, problem.num_microbatches)
+        found = []
+        for order, offsets in self._orders(problem, table):
+            found.append((self.span(*run_step(table, order, offsets), offsets), order, offsets))
+        value, order, offsets = min(found, key=lambda item: item[0])
+        return value, table.decode(order, offsets)
