@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 from lightning_zb.planning.auto import Candidate, find_best
-from lightning_zb.planning.bounds import Objective
+from lightning_zb.planning.bounds import Objective, bounds_of_orders
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.cooptimize.balancing import make_loads
@@ -22,11 +23,12 @@ from lightning_zb.planning.cooptimize.rivals import rivals
 from lightning_zb.planning.cooptimize.scoring import Score, Scorer
 from lightning_zb.planning.cooptimize.starts import starting_layouts
 from lightning_zb.planning.costs import CostModel, Link
-from lightning_zb.planning.placement import Placement
+from lightning_zb.planning.placement import Partition, Placement
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import assemble_plan
 from lightning_zb.planning.random_stream import new_stream
 from lightning_zb.planning.registry import Problem
+from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.search import Searcher
 
 DEFAULT_EFFORT = 28
@@ -89,37 +91,43 @@ def cooptimize(
     budget, begun = effort * _PASSES_PER_UNIT // 2, scorer.passes
     tops = [climb.tune(s, begun + budget * (i + 1) // _NUM_CLIMBS) for i, s in enumerate(starts[:_NUM_CLIMBS])]
     top = min(tops, key=lambda s: s.value)
+    reason = _reason(starts[0], top, loads.ideal * num_microbatches)
     if Phase.SCHEDULE in chosen:
-        best = find_best(
-            [_candidate(s.layout, scorer, seed) for s in scorer.best(_NUM_FINALISTS)], effort, deadline, warm=False
-        )
-        for _, layout, schedule in rivals([*layouts, top.layout], scorer, best.searcher.value):
-            best = _candidate(layout, scorer, seed)
-            best.searcher.offer(schedule)
-        result = best.searcher.result()
-        problem, partition, schedule = best.problem, best.partition, result.schedule
-        status, bound = result.outcome, result.bound.seconds
-    else:
-        quick = [(*scorer.quick_schedule(s.layout), s) for s in scorer.best(_NUM_FINALISTS)]
-        _, schedule, top = min(quick, key=lambda item: item[0])
-        found = scorer.problem(top.layout)
-        assert found is not None
-        problem, partition, status, bound = found, top.layout.partition, PlanStatus.FEASIBLE, top.bound
-    return assemble_plan(
-        "auto",
-        problem,
-        partition,
-        schedule,
-        seconds=time.perf_counter() - started,
-        status=status,
-        lower_bound=bound if objective is Objective.STEP_TIME else None,
-        reason=_reason(starts[0], top, loads.ideal * num_microbatches),
-    )
+        finalists = [_candidate(s.layout, scorer, seed) for s in scorer.best(_NUM_FINALISTS)]
+        winner = find_best(finalists, effort, deadline, warm=False)
+        plan = _assemble(scorer, winner.problem, winner.partition, winner.searcher.result().schedule, started, reason)
+        for _, layout, schedule in rivals([*layouts, top.layout], scorer, value_of(plan, objective)):
+            plan = _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, reason)
+        return plan
+    quick = [(*scorer.quick_schedule(s.layout), s.layout) for s in scorer.best(_NUM_FINALISTS)]
+    _, schedule, layout = min(quick, key=lambda item: item[0])
+    return _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, reason)
+
+
+def _assemble(scorer: Scorer, problem: Problem, partition: Partition, schedule: Schedule, started: float, reason: str) -> Plan:
+    """The plan, with the bound of all orders of its layout, and optimal where it meets that of the objective."""
+    arguments = (problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches, problem.limits)
+    bound = bounds_of_orders(*arguments, Objective.STEP_TIME)[0].seconds
+    plan = assemble_plan("auto", problem, partition, schedule, time.perf_counter() - started, lower_bound=bound, reason=reason)
+    goal = bounds_of_orders(*arguments, scorer.objective)[0].seconds
+    if value_of(plan, scorer.objective) > goal * (1 + 1e-9):
+        return plan
+    return replace(plan, planner=replace(plan.planner, status=PlanStatus.OPTIMAL))
+
+
+def value_of(plan: Plan, objective: Objective) -> float:
+    """The predicted seconds of that name."""
+    return getattr(plan.predicted, objective.value)
+
+
+def _problem(layout: Layout, scorer: Scorer) -> Problem:
+    problem = scorer.problem(layout)
+    assert problem is not None  # layouts that do not fit have no score
+    return problem
 
 
 def _candidate(layout: Layout, scorer: Scorer, seed: int) -> Candidate:
-    problem = scorer.problem(layout)
-    assert problem is not None
+    problem = _problem(layout, scorer)
     searcher = Searcher(
         problem.placement,
         problem.chunk_costs,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from lightning_zb.planning.budget import fits
 from lightning_zb.planning.cooptimize.layout import Layout
 from lightning_zb.planning.cooptimize.scoring import Scorer
+from lightning_zb.planning.fusing import fuse_backward
 from lightning_zb.planning.placement import cyclic, wave
 from lightning_zb.planning.registry import Problem, ScheduleSpec, find_schedule
 from lightning_zb.planning.schedule import Schedule
@@ -52,7 +53,7 @@ def rivals(layouts: Sequence[Layout], scorer: Scorer, ceiling: float) -> Iterato
         for name in names_for(layout, many):
             spec = find_schedule(name)
             assert isinstance(spec, ScheduleSpec)
-            schedule = spec.build(problem)
+            schedule = fuse_backward(spec.build(problem), problem.placement, problem.chunk_costs, problem.costs)
             if spec.fixed_order and not fits(memory_peaks(schedule, problem.placement, problem.chunk_costs), problem.limits):
                 continue
             value = seconds(problem, schedule, scorer)

@@ -12,13 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightning_zb.planning.bounds import Objective, lower_bound
+from lightning_zb.planning.bounds import Objective, bounds_of_orders
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
 from lightning_zb.planning.builders.greedy import Choices, list_order, smallest_limits
 from lightning_zb.planning.cooptimize.layout import Layout
 from lightning_zb.planning.cooptimize.plain_order import plain_schedule
 from lightning_zb.planning.costs import ChunkCost, CostModel
-from lightning_zb.planning.instance import build_instance
 from lightning_zb.planning.registry import Problem
 from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.simulation import Floats, Integers, PassTable, run_step, tabulate
@@ -101,8 +100,8 @@ class Scorer:
         per_microbatch = self._work(problem)
         if per_microbatch.max() * self.num_microbatches >= ceiling:
             return None
-        instance = build_instance(problem.placement, problem.chunk_costs, self.costs, self.num_microbatches, problem.limits)
-        bound = lower_bound(instance, self.objective).seconds
+        arguments = (problem.placement, problem.chunk_costs, self.costs, self.num_microbatches, problem.limits, self.objective)
+        bound = bounds_of_orders(*arguments)[0].seconds
         if bound >= ceiling:
             return None
         rest = (self.num_microbatches - short) * float(per_microbatch.max())
@@ -118,7 +117,7 @@ class Scorer:
         return sorted(known, key=lambda score: (score.value, score.bound))[:count]
 
     def _work(self, problem: Problem) -> np.ndarray:
-        work = np.bincount(problem.placement.devices, [c.work for c in problem.chunk_costs], minlength=self.num_devices)
+        work = np.bincount(problem.placement.devices, [least_work(c) for c in problem.chunk_costs], minlength=self.num_devices)
         return work / np.array([self.costs.speed(d) for d in range(self.num_devices)])
 
     def _times(self, problem: Problem) -> list[float]:
@@ -152,3 +151,8 @@ class Scorer:
             found.append((self.span(*run_step(table, order, offsets), offsets), order, offsets))
         value, order, offsets = min(found, key=lambda item: item[0])
         return value, table.decode(order, offsets)
+
+
+def least_work(cost: ChunkCost) -> float:
+    """Seconds of a microbatch's passes on a device of speed 1, the backward whole where that takes less."""
+    return cost.forward + min(cost.backward_input + cost.backward_weight, cost.whole_backward)
