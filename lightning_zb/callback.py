@@ -95,6 +95,7 @@ class ZeroBubbleCallback(pl.Callback):
         self._deliberation: Deliberation | None = None
         self._next_check = 0
         self._measured_plan: Plan | None = None
+        self._priced: Plan | None = None  # on rank 0 the running plan with the costs measured last
         self._recent: deque[float] = deque(maxlen=50)
         self._peak_bytes = 0.0
 
@@ -174,7 +175,9 @@ class ZeroBubbleCallback(pl.Callback):
         if self._window is not None:
             trainer.strategy.pipeline.record(None)  # type: ignore[attr-defined]
             self._window = None
-        self._deliberation = None
+        if self._deliberation is not None:  # it came too late for this run; what was measured is written all the same
+            self._deliberation = None
+            self._report(trainer, self._priced or trainer.strategy.pipeline.plan)  # type: ignore[attr-defined]
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
@@ -218,7 +221,8 @@ class ZeroBubbleCallback(pl.Callback):
         think = None
         if profile is not None:
             assert profile.costs is not None
-            self._check_memory(repriced(pipeline.plan, profile.costs, budget))
+            self._priced = repriced(pipeline.plan, profile.costs, budget)
+            self._check_memory(self._priced)
             think = partial(
                 decide,
                 pipeline.plan,

@@ -48,7 +48,7 @@ def main(directory: Path, rank: str) -> None:
 
     faulthandler.dump_traceback_later(62, repeat=False)
     module = SleepingModule([HEAVY] * 4 + [LIGHT] * 4, slow=SLOW)
-    callback = Watch(profile_steps=(1, 4), replan="partition", check_every=3)
+    callback = Watch(profile_steps=(1, 4), replan="partition", check_every=3, background=False)
     strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb", memory_budget=2.0)
     trainer = L.Trainer(
         accelerator="cpu", devices=2, strategy=strategy, callbacks=[callback],
