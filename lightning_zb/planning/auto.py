@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders
 from lightning_zb.planning.budget import activation_limits, fits, infeasible
+from lightning_zb.planning.builders.blocks import ALL_SLOPES, block_schedules
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.partitioning import make_partition
@@ -128,16 +129,17 @@ def _steps(candidates: list[Candidate]) -> Iterator[tuple[Candidate, int]]:
 
 
 def _offer_named(candidate: Candidate) -> None:
-    """Warm starts: the schedules by name that belong to the placement, where they fit."""
-    names = {"wave-2": ("zb-v", "v-half", "v-min"), "sequential": ("zb",)}.get(candidate.name, ())
-    if min(candidate.problem.limits) >= candidate.problem.costs.activation_bytes:
-        names = names[:1]  # v-half and v-min are for less memory than that
-    for name in names:
-        spec = find_schedule(name)
-        assert not isinstance(spec, SearchSpec)
-        candidate.searcher.offer(spec.build(candidate.problem))
-        if candidate.searcher.optimal:
-            return
+    """Warm starts: the schedules by name that belong to the placement, and what repeats one block where memory is short."""
+    name = {"wave-2": "zb-v", "sequential": "zb"}.get(candidate.name)
+    if name is None:
+        return
+    problem, searcher = candidate.problem, candidate.searcher
+    spec = find_schedule(name)
+    assert not isinstance(spec, SearchSpec)
+    searcher.offer(spec.build(problem))
+    if name == "zb-v" and min(problem.limits) < problem.costs.activation_bytes:
+        for schedule in block_schedules(problem, ALL_SLOPES, problem.limits):
+            searcher.offer(schedule)
 
 
 def _plan(request: PlanRequest) -> Plan:
