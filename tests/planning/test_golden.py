@@ -6,7 +6,7 @@ import pytest
 
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planner import make_plan
-from tests.planning.paper import ROWS, ZB_V_ROWS, unit_costs
+from tests.planning.paper import ROWS, V_HALF_PEAK, V_MIN_PEAK, ZB_V_ROWS, unit_costs
 
 # the largest rows take seconds each
 TABLE = [pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.num_devices > 16)) for row in ROWS]
@@ -72,6 +72,14 @@ def test_zb_v_is_as_good_as_the_authors(row):
     plan = make_plan(row.costs(2), row.num_devices, row.num_microbatches, "zb-v")
     assert plan.predicted.bubble_rate <= row.bubbles["zb-v"] + 1e-6
     assert max(plan.predicted.peak_bytes) <= row.num_devices * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("row", TABLE)
+@pytest.mark.parametrize(("name", "peak"), [("v-half", V_HALF_PEAK), ("v-min", V_MIN_PEAK)])
+def test_controlled_memory_is_at_or_below_the_public_ones_at_their_peak(row, name, peak):
+    budget = peak[row.num_devices] / row.num_devices
+    plan = make_plan(row.costs(2), row.num_devices, row.num_microbatches, name, memory_budget=budget)
+    assert plan.predicted.bubble_rate <= row.bubbles[name] + 1e-6
 
 
 @pytest.mark.parametrize("row", ZB_V_TABLE)

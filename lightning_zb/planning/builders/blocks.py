@@ -67,8 +67,8 @@ def _repeat(starts: Integers, problem: Problem, table: PassTable) -> Integers:
     return units
 
 
-@njit(cache=True)
-def _with_weights(units, owner, m, num_devices):
+@njit(cache=True, nogil=True)
+def _with_weights(units, owner, m, num_devices):  # pragma: no cover (compiled)
     """The units of F and B and, behind them, of W: each W in the first unit that is free on its device, oldest B first."""
     cells = len(units) // 2
     horizon = units.max() + 1 + cells
@@ -88,8 +88,8 @@ def _with_weights(units, owner, m, num_devices):
     return result
 
 
-@njit(cache=True)
-def _earliest(units, x, m, cells):
+@njit(cache=True, nogil=True)
+def _earliest(units, x, m, cells):  # pragma: no cover (compiled)
     """The first unit in which a pass may run, by the passes that it follows."""
     unit = units[x - 1] + 1 if x % m > 0 else 0
     if x >= cells:
@@ -101,8 +101,8 @@ def _earliest(units, x, m, cells):
     return unit
 
 
-@njit(cache=True)
-def _move_up(units, owner, m, memory, room):
+@njit(cache=True, nogil=True)
+def _move_up(units, owner, m, memory, room):  # pragma: no cover (compiled)
     """Move passes of the warm-up and the cool-down into earlier free units, as far as dependencies and memory let them.
 
     Args:
@@ -136,8 +136,8 @@ def _move_up(units, owner, m, memory, room):
         units[x] = new
 
 
-@njit(cache=True)
-def _peak_with_weights(row, memory, cells):
+@njit(cache=True, nogil=True)
+def _peak_with_weights(row, memory, cells):  # pragma: no cover (compiled)
     """The most bytes of a device that runs an F or B where `row` names one, otherwise the oldest W that is due."""
     held = peak = 0.0
     due = np.empty(len(row), dtype=np.int64)
@@ -155,8 +155,8 @@ def _peak_with_weights(row, memory, cells):
     return peak
 
 
-@njit(cache=True)
-def _move_up_over_weights(units, owner, m, memory, room):
+@njit(cache=True, nogil=True)
+def _move_up_over_weights(units, owner, m, memory, room):  # pragma: no cover (compiled)
     """Move F and B of the cool-down into earlier units, as if W filled whatever is free then; see `_move_up`.
 
     Args:
@@ -300,11 +300,9 @@ def _builder(slopes: Iterable[Slopes], share: float) -> Callable[[Problem], Sche
     def build(problem: Problem) -> Schedule:
         budget = (share + 1 / problem.placement.num_devices) * sum(c.activation_bytes for c in problem.chunk_costs)
         limits = tuple(min(budget, limit) for limit in problem.limits)
-        for room in (limits, (budget,) * len(limits), (np.inf,) * len(limits)):
-            schedules = block_schedules(problem, slopes, room)
-            if schedules:
-                return schedules[0]
-        raise AssertionError("a block always fits unlimited memory")
+        # unequal chunks may need more than that share
+        rooms = (limits, *((factor * budget,) * len(limits) for factor in (1.0, 1.1, 1.25, 1.5, 2.0, np.inf)))
+        return next(schedules[0] for room in rooms if (schedules := block_schedules(problem, slopes, room)))
 
     return build
 
