@@ -80,10 +80,10 @@ class Summary:
 
 
 def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
-    """Collect a finished fit's results.
+    """Collect a fit's results.
 
     Args:
-        trainer: the trainer after the fit; its callbacks include Measurements.
+        trainer: the trainer at the end of training; its callbacks include Measurements.
         config: the job's configuration.
     """
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
@@ -109,6 +109,24 @@ def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
         val_loss=metrics.get("val_loss"),
         val_bits_per_byte=metrics.get("val_bits_per_byte"),
     )
+
+
+class WriteSummary(L.Callback):
+    """Writes the summary into the job's folder as training ends, in whichever process trained.
+
+    Args:
+        config: the job's configuration.
+        folder: where to.
+    """
+
+    def __init__(self, config: DictConfig, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        summary = summarize(trainer, self.config)
+        if trainer.is_global_zero:
+            summary.write(self.folder)
 
 
 def _bubble_rate(plan: Plan | None, measurements: Measurements) -> float:

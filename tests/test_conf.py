@@ -11,6 +11,9 @@ from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from recipes.models.checkpoint import SavePretrained
+from tests.recipes.checkpoint_folder import make_checkpoint
+
 CONF = Path(__file__).parents[1] / "conf"
 FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 STARTED_BY = {
@@ -20,10 +23,21 @@ STARTED_BY = {
 NEEDS_GPU = {"cluster/one-node-gpu", "cluster/slurm"}
 
 
-def composed(tmp_path: Path, *overrides: str) -> DictConfig:
+def composed(tmp_path: Path, *overrides: str, name: str = "train") -> DictConfig:
     # Hydra knows an output folder only while it runs a job.
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", [f"output_dir={tmp_path}", *overrides])
+        return compose(name, [f"output_dir={tmp_path}", *overrides])
+
+
+def needed_by(file: str, texts: Path, checkpoint: Path) -> list[str]:
+    """The overrides without which a file is not complete, and a skipped test where it needs a plugin that is absent."""
+    if file == "search/optuna":
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="extra optuna")
+    return {
+        "data/folder": [f"data.read.path={texts}"],
+        "data/tokens": [f"data.read.path={texts}", f"checkpoint={checkpoint}"],
+        "model/checkpoint": [f"checkpoint={checkpoint}"],
+    }.get(file, [])
 
 
 @pytest.fixture
@@ -35,13 +49,17 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "some text that a tokenizer learns from")
+
+
 @pytest.mark.parametrize("file", FILES)
-def test_every_file_composes_and_instantiates(file, tmp_path, texts, monkeypatch):
+def test_every_file_composes_and_instantiates(file, tmp_path, texts, checkpoint, monkeypatch):
     for name, value in STARTED_BY.get(file, {}).items():
         monkeypatch.setenv(name, value)
     group, name = file.split("/")
-    overrides = ["data.read.path=" + str(texts)] if file == "data/folder" else []
-    config = composed(tmp_path, f"{group}={name}", *overrides)
+    config = composed(tmp_path, f"{group}={name}", *needed_by(file, texts, checkpoint))
     with torch.device("meta"):  # names and shapes, without the memory of large vocabularies
         instantiate(config.model)
     instantiate(config.data)
@@ -50,6 +68,14 @@ def test_every_file_composes_and_instantiates(file, tmp_path, texts, monkeypatch
             instantiate(config.trainer)
     else:
         instantiate(config.trainer)
+
+
+def test_finetune_composes_and_instantiates(tmp_path, texts, checkpoint):
+    config = composed(tmp_path, f"checkpoint={checkpoint}", f"data.read.path={texts}", name="finetune")
+    instantiate(config.model)
+    instantiate(config.data)
+    saving = [c for c in instantiate(config.trainer).callbacks if isinstance(c, SavePretrained)]
+    assert [(c.folder, c.tokenizer) for c in saving] == [(f"{tmp_path}/finetuned", str(checkpoint))]
 
 
 @pytest.mark.parametrize("key", ["trainer.max_step", "data.batchsize", "model.lr", "strategy.memory"])

@@ -17,23 +17,23 @@ VOCABULARY_SIZE = 256
 """A token is a byte; there are no special tokens."""
 
 
-class ByteWindows(Dataset[dict[str, Tensor]]):
+class Windows(Dataset[dict[str, Tensor]]):
     """Windows of equal length that do not overlap, as input ids and labels of a causal language model.
 
     Args:
-        text: the bytes to cut.
-        length: bytes of a window.
+        tokens: the text to cut, one dimension.
+        length: tokens of a window.
         num_windows: keep so many, evenly spread over the text; None keeps all.
 
     Raises:
         ValueError: the text is shorter than one window.
     """
 
-    def __init__(self, text: bytes, length: int, num_windows: int | None = None) -> None:
-        num_whole = len(text) // length
+    def __init__(self, tokens: np.ndarray, length: int, num_windows: int | None = None) -> None:
+        num_whole = len(tokens) // length
         if num_whole == 0:
-            raise ValueError(f"{len(text)} bytes of text are less than one window; set data.sequence_length below {length}")
-        windows = np.frombuffer(text, dtype=np.uint8, count=num_whole * length).reshape(num_whole, length)
+            raise ValueError(f"{len(tokens)} tokens of text are less than one window; set data.sequence_length below {length}")
+        windows = tokens[: num_whole * length].reshape(num_whole, length)
         if num_windows is not None and num_windows < num_whole:
             windows = windows[np.arange(num_windows) * num_whole // num_windows]
         self._windows = windows
@@ -75,16 +75,20 @@ class ByteDataModule(L.LightningDataModule):
         self.num_validation_windows = num_validation_windows
         self.num_workers = num_workers
         self.seed = seed
-        self._train: ByteWindows | None = None
-        self._validation: ByteWindows | None = None
+        self._train: Windows | None = None
+        self._validation: Windows | None = None
 
     def setup(self, stage: str) -> None:
         if self._train is not None:
             return
         corpus = self.read()
         rank_zero_info(f"Data: {corpus}")
-        self._train = ByteWindows(corpus.train, self.sequence_length)
-        self._validation = ByteWindows(corpus.validation, self.sequence_length, self.num_validation_windows)
+        self._train = Windows(self.encode(corpus.train), self.sequence_length)
+        self._validation = Windows(self.encode(corpus.validation), self.sequence_length, self.num_validation_windows)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """Turn text into tokens: here a token is a byte."""
+        return np.frombuffer(text, dtype=np.uint8)
 
     def train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
         assert self._train is not None

@@ -7,13 +7,14 @@ from functools import partial
 from itertools import pairwise
 from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.data import ByteDataModule, read_folder, read_standard_library
-from recipes.data.bytes_module import ByteWindows
+from recipes.data.bytes_module import Windows
 
 
 def test_folder_is_read_whole_and_in_the_order_of_names(topics_folder):
@@ -56,16 +57,16 @@ def test_bad_folders_are_refused(tmp_path):
 def test_windows_are_the_text_up_to_a_remainder(text, length):
     if len(text) < length:
         with pytest.raises(ValueError, match=r"data\.sequence_length"):
-            ByteWindows(text, length)
+            Windows(np.frombuffer(text, np.uint8), length)
         return
-    windows = ByteWindows(text, length)
+    windows = Windows(np.frombuffer(text, np.uint8), length)
     joined = torch.cat([windows[index]["input_ids"] for index in range(len(windows))])
     assert bytes(joined.tolist()) == text[: len(text) // length * length]
 
 
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_fewer_windows_are_spread_evenly(num_whole, num_windows):
-    windows = ByteWindows(bytes(range(num_whole)), 1, num_windows)
+    windows = Windows(np.arange(num_whole), 1, num_windows)
     chosen = [int(windows[index]["input_ids"]) for index in range(len(windows))]
     assert len(chosen) == min(num_whole, num_windows)
     gaps = {after - before for before, after in pairwise(chosen)}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from recipes.typed_config import check_config
-from tests.test_conf import FILES, STARTED_BY, composed
+from tests.test_conf import FILES, STARTED_BY, composed, needed_by
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ from tests.test_conf import FILES, STARTED_BY, composed
             "+model.rate=1",
             "model.rate: recipes.models.sequential.SequentialLanguageModel has no parameter 'rate'; it has",
         ),
+        ("model=checkpoint", "model.path=None is not str"),
         ("+data.path=x", "data.path: recipes.data.ByteDataModule has no parameter 'path'"),
     ],
 )
@@ -43,4 +45,4 @@ def test_every_file_passes(file, tmp_path, monkeypatch):
     for name, value in STARTED_BY.get(file, {}).items():
         monkeypatch.setenv(name, value)
     group, name = file.split("/")
-    check_config(composed(tmp_path, f"{group}={name}", *(["data.read.path=texts"] if file == "data/folder" else [])))
+    check_config(composed(tmp_path, f"{group}={name}", *needed_by(file, Path("texts"), Path("checkpoint"))))
