@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_zb.planning.bounds import Bound, Objective, bounds_of_orders
+from lightning_zb.planning.bounds import Bound, Objective, bounds_of_orders, meets
 from lightning_zb.planning.costs import CostModel, Link
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planfile import read_costs
@@ -57,17 +57,12 @@ def with_bound(plan: Plan, objective: Objective = Objective.STEP_TIME) -> Plan:
     """The plan with the strongest bound of its step_time, and optimal where its objective meets the bound of that."""
     predicted = plan.predicted
     bound = max(predicted.lower_bound, strongest_bound(plan, Objective.STEP_TIME).seconds)
-    if _meets(predicted.step_time, bound):
+    if meets(predicted.step_time, bound):
         bound = predicted.step_time
     planner = plan.planner
-    if _meets(value_of(plan, objective), strongest_bound(plan, objective).seconds):
+    if meets(value_of(plan, objective), strongest_bound(plan, objective).seconds):
         planner = replace(planner, status=PlanStatus.OPTIMAL)
     return replace(plan, predicted=replace(predicted, lower_bound=float(bound)), planner=planner)
-
-
-def _meets(value: float, bound: float) -> bool:
-    """Whether a value is its bound, up to the rounding of sums."""
-    return abs(value - bound) <= 1e-9 * abs(bound)
 
 
 def value_of(plan: Plan, objective: Objective) -> float:

@@ -57,6 +57,11 @@ class Bound:
     device: int
 
 
+def meets(value: float, bound: float) -> bool:
+    """Whether a value is its bound, up to the rounding of sums."""
+    return abs(value - bound) <= 1e-9 * abs(bound)
+
+
 @dataclass(frozen=True, slots=True)
 class _Ways:
     """Lengths of ways through the model for one microbatch: `up[c]` from the start of F(0) to the start of F(c),

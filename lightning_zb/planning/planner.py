@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+from lightning_zb.planning.bounds import bounds_of_orders, meets
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
@@ -64,22 +66,40 @@ def assemble_plan(
     partition: Partition,
     schedule: Schedule,
     seconds: float = 0.0,
-    status: PlanStatus = PlanStatus.FEASIBLE,
+    status: PlanStatus | None = None,
     lower_bound: float | None = None,
     reason: str = "",
 ) -> Plan:
-    """Put the parts of a plan together, checked and with its prediction.
+    """Put the parts of a plan together, checked, with its prediction and the strongest bound of its step_time.
 
     Backwards run whole where that is faster; limits that are infinite count as none.
+
+    Args:
+        name: of the schedule.
+        problem: what the schedule orders.
+        partition: layers to chunks.
+        schedule: the order.
+        seconds: that planning took.
+        status: what the planner proved; None: optimal where step_time meets its bound.
+        lower_bound: of step_time, where the planner knows it already.
+        reason: why this plan.
     """
     schedule.check(problem.placement)
-    schedule = fuse_backward(schedule, problem.placement, problem.chunk_costs, problem.costs)
+    arguments = (problem.placement, problem.chunk_costs, problem.costs)
+    schedule = fuse_backward(schedule, *arguments)
+    if lower_bound is None:
+        lower_bound = bounds_of_orders(*arguments, schedule.num_microbatches, problem.limits)[0].seconds
+    predicted = predict(schedule, *arguments, lower_bound)
+    if meets(predicted.step_time, lower_bound):
+        predicted = replace(predicted, lower_bound=predicted.step_time)
+    if status is None:
+        status = PlanStatus.OPTIMAL if predicted.step_time == predicted.lower_bound else PlanStatus.FEASIBLE
     return Plan(
         costs=problem.costs,
         partition=partition,
         placement=problem.placement,
         schedule=schedule,
-        predicted=predict(schedule, problem.placement, problem.chunk_costs, problem.costs, lower_bound),
+        predicted=predicted,
         planner=PlannerInfo(name=name, seconds=seconds, status=status, reason=reason),
         memory_limit=None if max(problem.limits) == float("inf") else problem.limits,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
+from lightning_zb.planning.plan import PlanStatus
 from lightning_zb.planning.planner import make_plan
 from tests.planning.paper import ROWS, V_HALF_PEAK, V_MIN_PEAK, ZB_V_ROWS, unit_costs
 
@@ -89,6 +90,16 @@ def test_zb_v_rows(row):
     costs = CostModel(tuple(LayerCost(f"{i}", *layer) for i in range(2 * num_devices)), Link(comm))
     plan = make_plan(costs, num_devices, num_microbatches, "zb-v", memory_budget=1.0)
     assert round(plan.predicted.bubble_rate, 4) <= bubble
+
+
+def test_every_plan_says_how_far_from_optimal_it_can_be():
+    row = ROWS[0]
+    plan = make_plan(row.costs(2), row.num_devices, row.num_microbatches, "zb-v")  # proved optimal for the V
+    assert plan.planner.status is PlanStatus.OPTIMAL
+    assert plan.predicted.lower_bound == plan.predicted.step_time
+    plan = make_plan(row.costs(2), row.num_devices, row.num_microbatches, "v-min", memory_budget=0.5)
+    assert plan.planner.status is PlanStatus.FEASIBLE
+    assert sum(plan.predicted.busy) / 8 < plan.predicted.lower_bound < plan.predicted.step_time
 
 
 def test_equal_stages_hold_equal_memory_in_a_v():
