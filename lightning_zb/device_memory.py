@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_zb.pipeline import Pipeline
-from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes
+from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, workspace_bytes
 from lightning_zb.planning.registry import ScheduleSpec, find_schedule
 from lightning_zb.profile_window import Profile
 
@@ -60,7 +60,9 @@ def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:
     if profile is None or profile.costs is None or not profile.costs.activation_bytes or _has_own_budget(pipeline):
         return None
     by_device = dict(everyone)
-    return [by_device.get(d, left) / profile.costs.activation_bytes for d in range(pipeline.plan.num_devices)]
+    devices = range(pipeline.plan.num_devices)
+    workspace = workspace_bytes(profile.costs, pipeline.plan.partition, pipeline.plan.placement)
+    return [max(1.0, by_device.get(d, left) - workspace[d]) / profile.costs.activation_bytes for d in devices]
 
 
 def _has_own_budget(pipeline: Pipeline) -> bool:

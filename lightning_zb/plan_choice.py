@@ -107,7 +107,9 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
             source += f", memory_budget={budget!r} counts in full once layers are measured"
         else:
             chosen = make(costs, budget)
-    return ChosenPlan(chosen, _announce(chosen, f"{chosen.planner.reason}; {source}"))
+    return ChosenPlan(
+        chosen, _announce(chosen, f"{chosen.planner.reason}; {source}; planned in {chosen.planner.seconds:.1f} s")
+    )
 
 
 def _cautious(make: Callable[[MemoryBudget], Plan], budget: Any) -> Plan:

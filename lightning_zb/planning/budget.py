@@ -50,11 +50,17 @@ def activation_limits(budget: MemoryBudget, costs: CostModel, partition: Partiti
 def constant_bytes(costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
     """For each device what it holds besides activations: model states, and the largest workspace of one pass."""
     states = [0.0] * placement.num_devices
-    workspace = [0.0] * placement.num_devices
-    for layers, chunk, device in zip(partition.chunks, costs.chunks(partition), placement.devices, strict=True):
+    for chunk, device in zip(costs.chunks(partition), placement.devices, strict=True):
         states[device] += chunk.state_bytes
+    return tuple(s + w for s, w in zip(states, workspace_bytes(costs, partition, placement), strict=True))
+
+
+def workspace_bytes(costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
+    """For each device the largest workspace of one pass."""
+    workspace = [0.0] * placement.num_devices
+    for layers, device in zip(partition.chunks, placement.devices, strict=True):
         workspace[device] = max([workspace[device]] + [b for i in layers for b in costs.layers[i].workspace_bytes.values()])
-    return tuple(s + w for s, w in zip(states, workspace, strict=True))
+    return tuple(workspace)
 
 
 def infeasible(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import write_costs, write_plan
 from lightning_zb.planning.timeline import Timeline
 from lightning_zb.report.picture import timeline_picture
 from lightning_zb.report.summary import Measured, Reasoned, summary
-from lightning_zb.report.trace import chrome_trace
+from lightning_zb.report.trace import chrome_trace, device_waits
 
 
 def write_report(
@@ -22,7 +24,7 @@ def write_report(
     decisions: Sequence[Reasoned] = (),
     items: Sequence[Measured] = (),
 ) -> None:
-    """Write plan.json, costs.json, summary.md, traces, and the picture where matplotlib is installed.
+    """Write plan.json, costs.json, measured.json, summary.md, traces, and the picture where matplotlib is installed.
 
     Args:
         directory: is made; older reports in it are replaced.
@@ -39,5 +41,19 @@ def write_report(
     chrome_trace(plan, directory / "trace_planned.json")
     if measured is not None:
         chrome_trace(measured, directory / "trace_measured.json")
+        (directory / "measured.json").write_text(json.dumps(_figures(measured, peak_bytes), indent=1) + "\n")
     if find_spec("matplotlib") is not None:
         timeline_picture(plan, directory / "timeline.png", measured, peak_bytes)
+
+
+def _figures(measured: Timeline, peak_bytes: Sequence[float]) -> dict[str, Any]:
+    """What a step measured to, under the names of a plan file's `predicted`. Seconds and bytes."""
+    waits = [sum(end - start for start, end in device_waits(measured, d)) for d in range(measured.num_devices)]
+    return {
+        "step_time": measured.step_time,
+        "makespan": measured.makespan,
+        "idle_fraction": measured.idle_fraction,
+        "peak_bytes": list(peak_bytes),
+        "busy": list(measured.busy),
+        "waits": waits,
+    }

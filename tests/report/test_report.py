@@ -64,6 +64,9 @@ def test_all_reports_are_written_and_read_back(plan, measured, tmp_path: Path):
     assert read_costs(tmp_path / "new" / "costs.json") == plan.costs
     for name in ("trace_planned.json", "trace_measured.json"):
         assert json.loads((tmp_path / "new" / name).read_text())["traceEvents"]
+    figures = json.loads((tmp_path / "new" / "measured.json").read_text())
+    assert (figures["makespan"], figures["busy"]) == (measured.makespan, list(measured.busy))
+    assert (figures["peak_bytes"], figures["waits"]) == (list(plan.predicted.peak_bytes), [0.5] * 4)
     assert (tmp_path / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "new" / "summary.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| 0 |", "| 1 |", "| 2 |", "| 3 |"))]
