@@ -51,6 +51,11 @@ class Loads:
         """Seconds of a microbatch's work on every device, were all busy."""
         return float(self.work[-1] / self.speed.sum())
 
+    @property
+    def floor(self) -> float:
+        """Seconds of a microbatch's work on the busiest device at least: an item is not split."""
+        return max(self.ideal, float(np.diff(self.work).max() / self.speed.max()))
+
     def of(self, layout: Layout) -> np.ndarray:
         """Seconds of a microbatch's work on each device."""
         per_chunk = np.diff(self.work[list(layout.cuts)])

@@ -45,10 +45,10 @@ class Climb:
             passes: `Scorer.passes` at which to stop.
         """
         best = start
-        ideal = self.loads.ideal * self.scorer.num_microbatches
-        while not self._spent(passes):
+        floor = self.loads.floor * self.scorer.num_microbatches
+        while not self._spent(passes) and best.value > floor * (1.0 + _GAIN):
             better = None
-            for phase in losses(best, ideal):
+            for phase in losses(best, floor):
                 if phase in self.phases:
                     better = self._first_better(self._neighbours(best, phase), best, passes)
                 if better is not None:

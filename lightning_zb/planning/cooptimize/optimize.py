@@ -91,7 +91,7 @@ def cooptimize(
     budget, begun = effort * _PASSES_PER_UNIT // 2, scorer.passes
     tops = [climb.tune(s, begun + budget * (i + 1) // _NUM_CLIMBS) for i, s in enumerate(starts[:_NUM_CLIMBS])]
     top = min(tops, key=lambda s: s.value)
-    reason = _reason(starts[0], top, loads.ideal * num_microbatches)
+    reason = _reason(starts[0], top, loads.floor * num_microbatches)
     if Phase.SCHEDULE in chosen:
         finalists = [_candidate(s.layout, scorer, seed) for s in scorer.best(_NUM_FINALISTS)]
         winner = find_best(finalists, effort, deadline, warm=False)
@@ -169,9 +169,9 @@ def _infeasible(layouts: list[Layout], scorer: Scorer) -> InfeasibleBudget:
     return infeasible(scorer.budget, least, "one microbatch", scorer.costs, partition, placement)
 
 
-def _reason(start: Score, end: Score, ideal: float) -> str:
+def _reason(start: Score, end: Score, floor: float) -> str:
     """What was gained and what is left, by phase."""
-    left = ", ".join(f"{phase.value} {seconds / end.value:.1%}" for phase, seconds in losses(end, ideal).items())
+    left = ", ".join(f"{phase.value} {seconds / end.value:.1%}" for phase, seconds in losses(end, floor).items())
     return (
         f"partition and placement tuned from {start.value:.6g} to {end.value:.6g} s by quick schedules; "
         f"of that step is lost to {left}"

@@ -19,18 +19,18 @@ class Phase(str, Enum):
 ALL_PHASES = frozenset(Phase)
 
 
-def losses(score: Score, ideal: float) -> dict[Phase, float]:
+def losses(score: Score, floor: float) -> dict[Phase, float]:
     """Seconds of a step that each phase costs, the largest first.
 
-    What the busiest device works beyond its share is the partition's, what even the best order of this placement waits is
-    the placement's, the rest the schedule's.
+    What the busiest device works beyond the least it could is the partition's, what even the best order of this placement
+    waits is the placement's, the rest the schedule's.
 
     Args:
         score: of a layout.
-        ideal: seconds of a step where all devices work all the time.
+        floor: seconds that the busiest device works at least, however layers are cut.
     """
     found = {
-        Phase.PARTITION: score.work - ideal,
+        Phase.PARTITION: score.work - floor,
         Phase.PLACEMENT: score.bound - score.work,
         Phase.SCHEDULE: score.value - score.bound,
     }
