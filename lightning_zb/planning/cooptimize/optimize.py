@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from lightning_zb.planning.auto import Candidate, find_best
-from lightning_zb.planning.bounds import Objective, bounds_of_orders
+from lightning_zb.planning.bounds import Objective, bounds_of_orders, meets
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.cooptimize.balancing import make_loads
@@ -105,14 +105,12 @@ def cooptimize(
 
 
 def _assemble(scorer: Scorer, problem: Problem, partition: Partition, schedule: Schedule, started: float, reason: str) -> Plan:
-    """The plan, with the bound of all orders of its layout, and optimal where it meets that of the objective."""
+    """The plan; optimal where its objective meets the bound of that."""
     arguments = (problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches, problem.limits)
-    bound = bounds_of_orders(*arguments, Objective.STEP_TIME)[0].seconds
-    plan = assemble_plan("auto", problem, partition, schedule, time.perf_counter() - started, lower_bound=bound, reason=reason)
-    goal = bounds_of_orders(*arguments, scorer.objective)[0].seconds
-    if value_of(plan, scorer.objective) > goal * (1 + 1e-9):
-        return plan
-    return replace(plan, planner=replace(plan.planner, status=PlanStatus.OPTIMAL))
+    plan = assemble_plan("auto", problem, partition, schedule, time.perf_counter() - started, reason=reason)
+    bound = bounds_of_orders(*arguments, scorer.objective)[0].seconds
+    status = PlanStatus.OPTIMAL if meets(value_of(plan, scorer.objective), bound) else PlanStatus.FEASIBLE
+    return replace(plan, planner=replace(plan.planner, status=status))
 
 
 def value_of(plan: Plan, objective: Objective) -> float:
