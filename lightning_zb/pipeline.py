@@ -25,7 +25,6 @@ from lightning_zb.execution.offline import offline_executors, run_offline
 from lightning_zb.execution.program import Program
 from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.transport import DistributedTransport
-from lightning_zb.model import state
 from lightning_zb.model.interception import Interception
 from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.model.layers import find_layers
@@ -308,26 +307,6 @@ class Pipeline:
     def move_to(self, device: torch.device) -> None:
         """Move what this process holds; foreign parameters stay where they are, without memory."""
         move_to(self.module, device)
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    def consolidated_state_dict(self) -> dict[str, Any]:
-        """The whole model's state dict on rank 0, {} elsewhere (a collective)."""
-        self.flush()
-        return state.consolidated_state_dict(self.module, self.ownership, self.gather)
-
-    def consolidated_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The whole model's optimizer state on rank 0, {} elsewhere (a collective)."""
-        self.flush()
-        return state.consolidated_optimizer_state(optimizer, self.gather)
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool) -> None:
-        """Load this process's part of a whole model's state dict."""
-        state.load_own_state(self.module, self.ownership, state_dict, strict=strict)
-
-    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        """Load this process's part of a whole model's optimizer state."""
-        optimizer.load_state_dict(state.own_optimizer_state(optimizer, self.ownership, state_dict))
 
     # -- what happened ---------------------------------------------------------------------------------------------
 

@@ -15,21 +15,22 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _get_default_process_group_backend_for_device, _init_dist_connection
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 from lightning_utilities.core.rank_zero import rank_zero_only as utilities_rank_zero_only
 from torch import Tensor, nn
 
 from lightning_zb import hooks, metrics, precision, refusals, stopping
 from lightning_zb.callback import ZeroBubbleCallback
+from lightning_zb.checkpoints import Checkpoints
 from lightning_zb.data_agreement import share_random_state
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.plan import Plan
+from lightning_zb.sharded_checkpoint import is_sharded
 from lightning_zb.stepping import PostValidation
 
 
@@ -50,6 +51,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
         post_validation: `"exact"` steps before the norm of the whole model is known and rolls back where it clips;
             `"auto"` does so while gradients are not clipped; `"inplace"` needs no copy but is not bitwise; `"off"` waits.
         error_if_nonfinite: raise on every rank where the gradient norm is not finite, instead of skipping the step.
+        save_distributed_checkpoint: write checkpoints as directories, in which every device writes what it holds.
         virtual_devices: run a pipeline of that many devices inside one process (`Trainer(devices=1)`), to try a plan or
             test a model without starting processes.
         start_method: `"popen"` runs the script again for each device; `"spawn"` and `"fork"` start functions.
@@ -69,6 +71,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
         costs: str | Path | None = None,
         post_validation: str = "auto",
         error_if_nonfinite: bool = False,
+        save_distributed_checkpoint: bool = False,
         virtual_devices: int | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         timeout_seconds: float = 1800.0,
@@ -89,6 +92,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
         )
         self._post_validation = PostValidation.parse(post_validation)
         self._error_if_nonfinite = error_if_nonfinite
+        self._save_distributed_checkpoint = save_distributed_checkpoint
         self._start_method = start_method
         self.num_nodes = 1
         self._pipeline: Pipeline | None = None
@@ -182,11 +186,11 @@ class ZeroBubbleStrategy(ParallelStrategy):
         rank_zero_only.rank = utilities_rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     def barrier(self, name: str | None = None) -> None:
-        if dist.is_initialized() and self.world_size > 1:
+        if dist.is_initialized() and self.world_size > 1 and not self._is_interrupted:
             dist.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if not dist.is_initialized() or self.world_size == 1:
+        if not dist.is_initialized() or self.world_size == 1 or self._is_interrupted:
             return obj
         box = [obj]
         dist.broadcast_object_list(box, src)
@@ -201,7 +205,7 @@ class ZeroBubbleStrategy(ParallelStrategy):
         return tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        if not dist.is_initialized() or self.world_size == 1:
+        if not dist.is_initialized() or self.world_size == 1 or self._is_interrupted:
             return decision
         votes = torch.tensor(int(decision), device=self.root_device)
         dist.all_reduce(votes)
@@ -339,25 +343,46 @@ class ZeroBubbleStrategy(ParallelStrategy):
         arguments = (*args, *kwargs.values())
         return self.pipeline.evaluate("predict_step", arguments, self.precision_plugin.predict_step_context)
 
-    # -- checkpoints: one consolidated file, equal to the plain Trainer's ------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.pipeline, self._save_distributed_checkpoint)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return self.pipeline.consolidated_state_dict()
+        return {} if self._is_interrupted else self._checkpoints.state_dict()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return self.pipeline.consolidated_optimizer_state(_plain(optimizer))
+        return {} if self._is_interrupted else self._checkpoints.optimizer_state(optimizer)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        if self._is_interrupted:
+            rank_zero_warn(
+                f"{filepath} is not saved: training was interrupted, and other devices may hold parts of another step"
+            )
+        elif self._save_distributed_checkpoint:
+            self._checkpoints.save(checkpoint, Path(self.broadcast(filepath)), self.optimizers)
+        else:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        if is_sharded(checkpoint_path):
+            return self._checkpoints.load(Path(checkpoint_path), self.optimizers, weights_only)
+        return super().load_checkpoint(checkpoint_path, weights_only)
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        self.pipeline.load_state_dict(checkpoint["state_dict"], strict)
+        self._checkpoints.load_state_dict(checkpoint["state_dict"], strict)
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            self.pipeline.load_optimizer_state(_plain(optimizer), state)
+            self._checkpoints.load_optimizer_state(optimizer, state)
         _optimizers_to_device(self.optimizers, self.root_device)
 
-
-def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether an exception ended the run, so that other ranks may no longer answer."""
+        module = self.lightning_module
+        return module is not None and module.trainer.state.status == TrainerStatus.INTERRUPTED and self.world_size > 1
 
 
 def _take_gradients(module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:

@@ -6,7 +6,7 @@ holds, and the first device puts the parts in order. Collectives come in as a sm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -103,17 +103,26 @@ def load_own_state(module: nn.Module, ownership: Ownership, state_dict: Mapping[
     Raises:
         RuntimeError: keys are missing or unknown.
     """
-    known = list(module.state_dict())
     if strict:
-        missing = [key for key in known if key not in state_dict]
-        unexpected = sorted(set(state_dict) - set(known))
-        if missing or unexpected:
-            raise RuntimeError(
-                f"the checkpoint does not fit {type(module).__name__}: missing keys {missing}, unexpected keys {unexpected}; "
-                "load it with strict=False to skip them"
-            )
+        check_keys(module, state_dict)
     held = held_keys(module, ownership)
     module.load_state_dict({key: value for key, value in state_dict.items() if key in held}, strict=False)
+
+
+def check_keys(module: nn.Module, present: Collection[str]) -> None:
+    """Compare the keys of a checkpoint with those of the unsplit model.
+
+    Raises:
+        RuntimeError: keys are missing or unknown.
+    """
+    known = list(module.state_dict())
+    missing = [key for key in known if key not in present]
+    unexpected = sorted(set(present) - set(known))
+    if missing or unexpected:
+        raise RuntimeError(
+            f"the checkpoint does not fit {type(module).__name__}: missing keys {missing}, unexpected keys {unexpected}; "
+            "load it with strict=False to skip them"
+        )
 
 
 def own_optimizer_state(optimizer: Optimizer, ownership: Ownership, state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lightning_zb.sharded_checkpoint import consolidate
 from tests.lightning.fitting import Case, differences, run
 from tests.lightning.processes import run_cases
 
@@ -52,7 +54,6 @@ def test_every_run_continues_the_one_before(tied, tmp_path):
         result = run(_case(f"part{epoch}", strategy, epoch, save=path, resume=resume, **options), tmp_path)
         resume = path
     result["log"], result["rates"] = whole["log"], whole["rates"]  # of the last epoch only
-    result["log"], result["rates"] = whole["log"], whole["rates"]  # of the last epoch only
     assert differences([result], whole) == []
     a, b = (torch.load(tmp_path / f, weights_only=False) for f in ("whole.ckpt", f"{len(CHAIN)}.ckpt"))
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
@@ -73,6 +74,44 @@ def test_processes_write_the_plain_checkpoint_and_resume(tmp_path):
         a, b = (torch.load(p, weights_only=False) for p in (plain, path))
         for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
             assert _same(a[key], b[key], key) == []
+
+
+@pytest.mark.distributed
+def test_sharded_directories_continue_on_any_plan_and_consolidate_to_the_plain_file(tmp_path):
+    """V on two processes, sequential on the same two, four devices in this process, and the plain Trainer."""
+    folders = [str(tmp_path / name) for name in ("v", "sequential", "four")]
+    sharded = {"save_distributed_checkpoint": True}
+    cases = [
+        _case("v", {"schedule": "zb-v", **sharded}, 1, devices=2, save=folders[0]),
+        _case("sequential", {"schedule": "1f1b", **sharded}, 2, devices=2, resume=folders[0], save=folders[1]),
+    ]
+    run_cases(cases, 2, tmp_path)
+    for folder in folders[:2]:
+        sizes = [sum(f.stat().st_size for f in Path(folder).glob(f"__{rank}_*.distcp")) for rank in range(2)]
+        assert max(sizes) < 0.75 * sum(sizes), "a process wrote more than it holds"
+    four = {"schedule": "1f1b", "virtual_devices": 4, **sharded}
+    run(_case("four", four, 3, resume=folders[1], save=folders[2]), tmp_path)
+    for epochs, folder in enumerate(folders, start=1):
+        plain = str(tmp_path / f"plain{epochs}.ckpt")
+        run(_case(f"plain{epochs}", None, epochs, save=plain), tmp_path / "plain")
+        a, b = torch.load(plain, weights_only=True), consolidate(folder, weights_only=True)
+        for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+            assert _same(a[key], b[key], key) == []
+    torch.save(consolidate(folders[2]), tmp_path / "consolidated.ckpt")
+    run(_case("plain4", None, 4, resume=str(tmp_path / "consolidated.ckpt")), tmp_path / "plain")
+
+
+def test_an_incomplete_directory_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"not a complete checkpoint: it has no meta\.pt; name a directory"):
+        run(_case("resumed", {"virtual_devices": 2}, 2, resume=str(tmp_path)), tmp_path)
+
+
+def test_a_sharded_checkpoint_of_another_model_is_refused(tmp_path):
+    folder = str(tmp_path / "small")
+    options = {"virtual_devices": 2, "save_distributed_checkpoint": True}
+    run(_case("small", options, 1, save=folder, model_options={"num_layers": 4}), tmp_path)
+    with pytest.raises(RuntimeError, match="missing keys"):
+        run(_case("large", {"virtual_devices": 2}, 2, resume=folder), tmp_path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
