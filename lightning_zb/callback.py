@@ -138,6 +138,7 @@ class ZeroBubbleCallback(pl.Callback):
             return
         pipeline.switch(state.plan)
         self._measured_plan, self.profile = state.plan, state.profile if trainer.is_global_zero else None
+        self._peak_bytes = max(state.plan.predicted.peak_bytes if state.profile is None else state.profile.peak_bytes)
         self.decisions, self.num_drifts = list(state.decisions), state.num_drifts
         self._next_check = self.check_every
         rank_zero_info(f"zero_bubble: goes on with the checkpoint's plan, {state.plan.planner.name}, and its measured costs")

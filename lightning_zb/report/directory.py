@@ -37,13 +37,15 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     write_plan(plan, directory / "plan.json")
     write_costs(plan.costs, directory / "costs.json")
-    (directory / "summary.md").write_text(summary(plan, measured, peak_bytes, decisions, items))
+    text = summary(plan, measured, peak_bytes, decisions, items)
     chrome_trace(plan, directory / "trace_planned.json")
     if measured is not None:
         chrome_trace(measured, directory / "trace_measured.json")
         (directory / "measured.json").write_text(json.dumps(_figures(measured, peak_bytes), indent=1) + "\n")
     if find_spec("matplotlib") is not None:
         timeline_picture(plan, directory / "timeline.png", measured, peak_bytes)
+        text += "\n![The step as planned and as measured](timeline.png)\n"
+    (directory / "summary.md").write_text(text)
 
 
 def _figures(measured: Timeline, peak_bytes: Sequence[float]) -> dict[str, Any]:

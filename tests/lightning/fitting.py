@@ -36,9 +36,10 @@ class Case:
     shuffle: bool = True
     save: str | None = None
     resume: str | None = None
+    callback: dict[str, Any] | None = None
 
     def plain(self) -> Case:
-        return Case(**{**self.__dict__, "strategy": None, "devices": 1})
+        return Case(**{**self.__dict__, "strategy": None, "devices": 1, "callback": None})
 
 
 class Norms(L.Callback):
@@ -58,11 +59,12 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
     L.seed_everything(5, verbose=False)
     module = MODELS[case.model](**case.model_options)
     norms = Norms()
+    measuring = [] if case.callback is None else [lightning_zb.ZeroBubbleCallback(**case.callback)]
     options: dict[str, Any] = {"max_epochs": 2, **case.trainer}
     if case.strategy is not None:
         options["strategy"] = lightning_zb.ZeroBubbleStrategy(**case.strategy)
     trainer = L.Trainer(
-        accelerator="cpu", devices=case.devices, accumulate_grad_batches=case.accumulate, callbacks=[norms],
+        accelerator="cpu", devices=case.devices, accumulate_grad_batches=case.accumulate, callbacks=[norms, *measuring],
         logger=CSVLogger(directory, name="", version=case.name), log_every_n_steps=1, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0, **options,
     )  # fmt: skip
@@ -91,6 +93,8 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         "statistics": getattr(trainer.strategy, "statistics", None),
         "own_bytes": sum(p.numel() * p.element_size() for p in own.values()),
         "plan_passes": _planned(trainer),
+        "partition": None if case.strategy is None else [len(chunk) for chunk in trainer.strategy.plan.partition.chunks],
+        "decisions": [d for callback in measuring for d in callback.decisions],
         "num_chunks": trainer.strategy.plan.placement.num_chunks if case.strategy is not None else 1,
     }
 
