@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum, unique
@@ -17,10 +18,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_zb import device_memory
 from lightning_zb.callback_state import CallbackState, from_plain, request_values, to_plain, why_not
 from lightning_zb.deliberation import Deliberation
+from lightning_zb.drift import find_drift
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.budget import format_bytes
-from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
 from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, repriced
@@ -98,6 +99,7 @@ class ZeroBubbleCallback(pl.Callback):
         self._priced: Plan | None = None  # on rank 0 the running plan with the costs measured last
         self._recent: deque[float] = deque(maxlen=50)
         self._peak_bytes = 0.0
+        self._has_exceeded = False
 
     # -- Lightning's calls -----------------------------------------------------------------------------------------
 
@@ -160,6 +162,7 @@ class ZeroBubbleCallback(pl.Callback):
             return
         pipeline: Pipeline = strategy.pipeline
         self._num_steps += 1
+        self._watch_memory(pipeline)
         if self._window is None:
             self._recent.append(pipeline.last_step_seconds)
         else:
@@ -279,8 +282,13 @@ class ZeroBubbleCallback(pl.Callback):
                     f"{format_bytes(plan.memory_limit[device])} that its memory budget leaves; "
                     f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
                 )
-        for line in device_memory.excesses(self._request.get("memory_budget"), profile.total_bytes):
-            rank_zero_warn(line)
+
+    def _watch_memory(self, pipeline: Pipeline) -> None:
+        """Report once, on the rank it happens, that a device has allocated more than the size it was given."""
+        sentence = None if self._has_exceeded else device_memory.excess(pipeline)
+        if sentence is not None:
+            self._has_exceeded = True
+            warnings.warn(sentence, stacklevel=2)
 
     # -- reports ---------------------------------------------------------------------------------------------------
 
@@ -315,27 +323,3 @@ class ZeroBubbleCallback(pl.Callback):
         from lightning_zb.report.directory import write_report
 
         write_report(Path(directory) / "zero_bubble", plan, profile.timeline, profile.peak_bytes, self.decisions, profile.items)
-
-
-def find_drift(plan: Plan, pass_seconds: dict[tuple[int, str], float], tolerance: float) -> str | None:
-    """The chunk that is furthest from its plan, in words; None where all are near.
-
-    Differences count against the mean chunk, so that a tiny chunk's jitter is no drift.
-
-    Args:
-        plan: what runs.
-        pass_seconds: measured, by (chunk, part).
-        tolerance: share of the mean chunk's seconds.
-    """
-    devices = zip(plan.partition.chunks, plan.placement.devices, strict=True)
-    planned = [_work(plan.costs, layers) / plan.costs.speed(device) for layers, device in devices]
-    measured = [sum(pass_seconds.get((c, part), 0.0) for part in "FBW") for c in range(len(planned))]
-    mean = sum(planned) / len(planned)
-    worst = max(range(len(planned)), key=lambda c: abs(measured[c] - planned[c]))
-    if abs(measured[worst] - planned[worst]) <= tolerance * mean:
-        return None
-    return f"chunk {worst} takes {1e3 * measured[worst]:.1f} ms a microbatch, {1e3 * planned[worst]:.1f} ms were planned with"
-
-
-def _work(costs: CostModel, layers: tuple[int, ...]) -> float:
-    return sum(costs.layers[i].work for i in layers)

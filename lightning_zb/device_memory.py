@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,20 +25,23 @@ def free_bytes(device: torch.device) -> float | None:
     return (1 - RESERVE) * (free + unused)
 
 
-def excesses(budget: MemoryBudget, total_bytes: Sequence[float | None]) -> list[str]:
-    """A sentence for each device that allocated more than the size it was given.
+def excess(pipeline: Pipeline) -> str | None:
+    """A sentence where this process's device has allocated more than the size it was given; None where all is well.
 
     Args:
-        budget: as asked for; multiples and None say nothing of the whole device.
-        total_bytes: by device all that was allocated at the peak; None where it is not known.
+        pipeline: what runs; budgets that are multiples say nothing of the whole device, a CPU does not tell what it gave.
     """
-    entries = list(budget) if isinstance(budget, (list, tuple)) else [budget] * len(total_bytes)
-    return [
-        f"device {device} allocated {format_bytes(total)} in all, more than its memory_budget {entry!r}: "
-        "something beside the pipeline allocates there, or workspace has grown since it was measured"
-        for device, (entry, total) in enumerate(zip(entries, total_bytes, strict=False))
-        if isinstance(entry, str) and total is not None and total > parse_bytes(entry)
-    ]
+    budget, device = pipeline.request.memory_budget, pipeline.devices[0]
+    entry = budget[device] if isinstance(budget, (list, tuple)) else budget
+    if pipeline.device.type != "cuda" or not isinstance(entry, str):
+        return None
+    allocated = torch.cuda.max_memory_allocated(pipeline.device)
+    if allocated <= parse_bytes(entry):
+        return None
+    return (
+        f"device {device} allocated {format_bytes(allocated)} in all, more than its memory_budget {entry!r}: "
+        "something beside the pipeline allocates there, or its layers have not been measured yet"
+    )
 
 
 def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:

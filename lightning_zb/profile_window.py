@@ -33,7 +33,6 @@ class DeviceProfile:
         steps: for each of the last full steps its passes.
         peak_bytes: activation bytes at their peak; on CUDA what the allocator gave out since the step began, less what
             passes hold only while they run.
-        total_bytes: the peak of all that the allocator gave out; None on a CPU, where nobody knows.
         reference_seconds: what the work took by which devices compare; None where it was not done.
         joins_ends: see `Pipeline.joins_ends`.
     """
@@ -42,7 +41,6 @@ class DeviceProfile:
     items: list[ItemProfile]
     steps: list[tuple[PassTimes, ...]]
     peak_bytes: float
-    total_bytes: float | None
     reference_seconds: float | None
     joins_ends: bool
 
@@ -58,7 +56,6 @@ class Profile:
         pass_seconds: median seconds by (chunk, "F", "B" or "W").
         peak_bytes: by device; zeros where the window took pass times only.
         joins_ends: whether first and last chunk must stay on one device.
-        total_bytes: by device all that was allocated at the peak; None where it is not known.
     """
 
     costs: CostModel | None
@@ -67,7 +64,6 @@ class Profile:
     pass_seconds: dict[tuple[int, str], float]
     peak_bytes: tuple[float, ...]
     joins_ends: bool
-    total_bytes: tuple[float | None, ...] = ()
 
 
 class ProfileWindow:
@@ -99,7 +95,6 @@ class ProfileWindow:
         self._counted: list[LayerRecorder] = []
         self._timed: list[list[LayerRecorder]] = []
         self._allocated_before = 0
-        self._allocated_peak = 0
         self._grown_peak = 0
 
     @property
@@ -134,9 +129,8 @@ class ProfileWindow:
         else:
             self._timed.append(self._running)
             if self._pipeline.device.type == "cuda":
-                peak = torch.cuda.max_memory_allocated(self._pipeline.device)
-                self._allocated_peak = max(self._allocated_peak, peak)
-                self._grown_peak = max(self._grown_peak, peak - self._allocated_before)
+                grown = torch.cuda.max_memory_allocated(self._pipeline.device) - self._allocated_before
+                self._grown_peak = max(self._grown_peak, grown)
         self._running = []
         self._num_left -= 1
 
@@ -182,8 +176,7 @@ class ProfileWindow:
         num_parts = sum(len(p.kind.value) for p in plan.schedule.orders[device])
         full = [step for step in steps if sum(len(t.parts) for t in step) == num_parts]  # not the last one of an epoch
         kept = [tuple(replace(t, items={}) for t in step) for step in full[-_KEPT_STEPS:]]
-        total = float(self._allocated_peak) if pipeline.device.type == "cuda" else None
-        return DeviceProfile(device, items, kept, peak, total, reference, pipeline.joins_ends)
+        return DeviceProfile(device, items, kept, peak, reference, pipeline.joins_ends)
 
 
 def _join(
@@ -219,5 +212,4 @@ def _join(
         pass_seconds={key: statistics.median(values) for key, values in seconds.items()},
         peak_bytes=tuple(device.peak_bytes for device in devices),
         joins_ends=any(device.joins_ends for device in devices),
-        total_bytes=tuple(device.total_bytes for device in devices),
     )

@@ -1,0 +1,30 @@
+"""Whether layers still take what was planned with."""
+
+from __future__ import annotations
+
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.plan import Plan
+
+
+def find_drift(plan: Plan, pass_seconds: dict[tuple[int, str], float], tolerance: float) -> str | None:
+    """The chunk that is furthest from its plan, in words; None where all are near.
+
+    Differences count against the mean chunk, so that a tiny chunk's jitter is no drift.
+
+    Args:
+        plan: what runs.
+        pass_seconds: measured, by (chunk, part).
+        tolerance: share of the mean chunk's seconds.
+    """
+    devices = zip(plan.partition.chunks, plan.placement.devices, strict=True)
+    planned = [_work(plan.costs, layers) / plan.costs.speed(device) for layers, device in devices]
+    measured = [sum(pass_seconds.get((c, part), 0.0) for part in "FBW") for c in range(len(planned))]
+    mean = sum(planned) / len(planned)
+    worst = max(range(len(planned)), key=lambda c: abs(measured[c] - planned[c]))
+    if abs(measured[worst] - planned[worst]) <= tolerance * mean:
+        return None
+    return f"chunk {worst} takes {1e3 * measured[worst]:.1f} ms a microbatch, {1e3 * planned[worst]:.1f} ms were planned with"
+
+
+def _work(costs: CostModel, layers: tuple[int, ...]) -> float:
+    return sum(costs.layers[i].work for i in layers)
