@@ -24,7 +24,7 @@ from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.budget import format_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, repriced
+from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, repriced, step_seconds
 
 
 @unique
@@ -237,6 +237,7 @@ class ZeroBubbleCallback(pl.Callback):
                 self.min_gain,
                 profile.joins_ends,
                 self.plan_seconds,
+                _runs_ahead(pipeline),
             )
         self._deliberation = Deliberation(think, pipeline.channels, waits=not self.background)
 
@@ -303,7 +304,7 @@ class ZeroBubbleCallback(pl.Callback):
         ideal = plan.ideal_seconds
         metrics = {
             "zb/bubble_rate": (measured - ideal) / measured,
-            "zb/step_time_predicted": plan.predicted.makespan,
+            "zb/step_time_predicted": step_seconds(_runs_ahead(pipeline))(plan),
             "zb/step_time_measured": measured,
             "zb/rollbacks": float(pipeline.statistics["rollbacks"]),
             "zb/peak_memory": self._peak_bytes
@@ -323,3 +324,7 @@ class ZeroBubbleCallback(pl.Callback):
         from lightning_zb.report.directory import write_report
 
         write_report(Path(directory) / "zero_bubble", plan, profile.timeline, profile.peak_bytes, self.decisions, profile.items)
+
+
+def _runs_ahead(pipeline: Pipeline) -> bool:
+    return pipeline.ending is not None and pipeline.ending.runs_ahead

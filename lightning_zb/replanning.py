@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, unique
 
@@ -68,6 +68,15 @@ def repriced(plan: Plan, costs: CostModel, budget: MemoryBudget) -> Plan:
     return replace(plan, costs=costs, predicted=predicted, memory_limit=limits)
 
 
+def step_seconds(runs_ahead: bool) -> Callable[[Plan], float]:
+    """Which figure of a plan says what a step takes, one after another.
+
+    Args:
+        runs_ahead: whether devices begin a step before the others have ended the one before.
+    """
+    return lambda plan: plan.predicted.period if runs_ahead else plan.predicted.makespan
+
+
 def decide(
     running: Plan,
     costs: CostModel,
@@ -77,6 +86,7 @@ def decide(
     min_gain: float = 0.01,
     joins_ends: bool = False,
     seconds: float = 10.0,
+    runs_ahead: bool = False,
 ) -> Decision:
     """Plan with measured costs and compare.
 
@@ -86,12 +96,15 @@ def decide(
         replan: what may change.
         schedule: the name that was asked for; the plan file's own where a file was.
         budget: activation memory of each device.
-        min_gain: the share of an isolated step's time that a new plan must save.
+        min_gain: the share of a step's time that a new plan must save.
         joins_ends: whether only placements with first and last chunk on one device will do.
         seconds: for all of it; schedules that search share what is left, and no further one is tried once it is over.
+        runs_ahead: whether devices begin a step before the others have ended the one before, so that the period counts
+            instead of the makespan.
     """
     started = time.perf_counter()
-    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, started + seconds)
+    figure = step_seconds(runs_ahead)
+    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, started + seconds, figure)
     return replace(decision, seconds=time.perf_counter() - started)
 
 
@@ -104,6 +117,7 @@ def _decide(
     min_gain: float,
     joins_ends: bool,
     deadline: float,
+    figure: Callable[[Plan], float],
 ) -> Decision:
     now = repriced(running, costs, budget)
     over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
@@ -128,12 +142,12 @@ def _decide(
             continue
         if joins_ends and plan.placement.devices[0] != plan.placement.devices[-1]:
             continue
-        if best is None or plan.predicted.makespan < best.predicted.makespan:
+        if best is None or figure(plan) < figure(best):
             best = plan
     if best is None:
         why = "re-planning is off" if replan is Replan.OFF else refusals[0] if refusals else f"{schedule} has one order only"
         return Decision(now, "nothing", f"{why}; the running plan stays")
-    gain = 1 - best.predicted.makespan / now.predicted.makespan
+    gain = 1 - figure(best) / figure(now)
     if not over and gain < min_gain:
         found = f"{best.planner.name} would save {100 * gain:.1f} % of a step" if gain > 0 else "nothing faster was found"
         found += "".join(f"; not possible: {refusal}" for refusal in dict.fromkeys(refusals))

@@ -80,7 +80,7 @@ class StepEnding:
     ) -> None:
         self.owner = owner
         self._max_norm: float | None = None
-        self._skips = False
+        self._skips = self._awaits_norm = False
         self._statistics = executors[0].statistics
         self._optimistic: OptimisticStep | None = None
         self._error_if_nonfinite = error_if_nonfinite
@@ -106,6 +106,11 @@ class StepEnding:
         """Whether steps may keep a copy of parameters and optimizer state to roll back to."""
         return self._optimistic is not None and self._optimistic.rollback is Rollback.EXACT
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether devices begin a step without waiting for the others to end the one before."""
+        return not self._awaits_norm or (self._optimistic is not None and self._optimistic.switch.is_optimistic)
+
     def clip(self, max_value: float, algorithm: str) -> None:
         """Clip the gradients of the whole model: now, or when their norm is validated.
 
@@ -113,6 +118,7 @@ class StepEnding:
             max_value: largest norm, or largest absolute value of an element.
             algorithm: `norm` or `value`.
         """
+        self._awaits_norm = algorithm != "value"
         parameters = [p for group in self.owner.optimizer.param_groups for p in group["params"]]
         if algorithm == "value":
             torch.nn.utils.clip_grad_value_([p for p in parameters if p.grad is not None], max_value)

@@ -28,7 +28,7 @@ from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planfile import read_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.profile_window import Profile
-from lightning_zb.replanning import Replan, decide
+from lightning_zb.replanning import Replan, decide, step_seconds
 from tests.lightning.models import MODELS, dataset
 from tests.lightning.processes import run_ranks
 
@@ -326,3 +326,15 @@ def test_a_search_is_told_how_long_it_may_take():
     assert decision.change != "nothing"
     assert 0 < decision.seconds <= time.perf_counter() - started
     assert "the time for planning is over" in decide(running, UNEQUAL, Replan.ORDER, "zb", 2.0, seconds=0.0).reason
+
+
+def test_devices_that_run_ahead_are_planned_by_period():
+    """zb on a sequential placement: the period of steps that follow each other is shorter than one step end to end."""
+    plan = make_plan(EQUAL, 2, 8, "zb", 2.0)
+    assert step_seconds(True)(plan) == plan.predicted.period < plan.predicted.makespan == step_seconds(False)(plan)
+    running = make_plan(EQUAL, 2, 8, "1f1b")
+    for ahead in (False, True):
+        decision = decide(running, EQUAL, Replan.PLACEMENT, "1f1b", 2.0, runs_ahead=ahead)
+        figure = step_seconds(ahead)
+        assert f"saves {100 * (1 - figure(decision.plan) / figure(running)):.1f} % of a step" in decision.reason
+        assert figure(decision.plan) <= figure(plan)
