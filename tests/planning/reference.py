@@ -85,17 +85,21 @@ _bytes = st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0])
 
 @st.composite
 def cost_models(draw, num_layers: int, num_devices: int, stash_above_activation: bool = True):
-    """Unequal layers, zero costs, links up to twice an F, unequal speeds, whole backwards shorter or longer than B and W."""
+    """Unequal layers, zero costs, unequal speeds, whole backwards shorter or longer than B and W.
+
+    One link or a matrix of them, each up to twice an F.
+    """
     layers = []
     whole = draw(st.sampled_from([None, None, 0.5, 0.9, 1.1]))
     for i in range(num_layers):
         activation = draw(_bytes)
         stash = draw(st.sampled_from([0.0, 0.4, 1.0] + [1.5] * stash_above_activation)) * activation
-        forward = draw(st.sampled_from([0.5, 1.0, 1.3, 2.0]))
-        split = draw(_seconds), draw(_seconds)
+        forward, *split = (draw(_seconds) for _ in range(3))
         backward = None if whole is None else draw(st.sampled_from([None, whole * sum(split)]))
         layers.append(LayerCost(f"layer{i}", forward, *split, activation, stash, output_bytes=draw(_bytes), backward=backward))
-    link = Link(draw(st.sampled_from([0.0, 0.1, 1.0])), draw(st.sampled_from([1.0, 10.0, float("inf")])))
+    links = st.builds(Link, st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([1.0, 10.0, float("inf")]))
+    row = st.tuples(*[links] * num_devices)
+    link = draw(st.one_of(links, st.tuples(*[row] * num_devices)))
     speeds = draw(st.sampled_from([None, tuple(1.0 + d % 2 for d in range(num_devices))]))
     return CostModel(tuple(layers), link, speeds)
 

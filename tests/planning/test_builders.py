@@ -16,20 +16,10 @@ from lightning_zb.planning.schedule import PassKind
 from tests.planning import reference
 from tests.planning.paper import ROWS, unit_costs
 
-FIXED = [
-    "gpipe",
-    "1f1b",
-    "zb-h1",
-    "zb-h2",
-    "interleaved",
-    "interleaved-3",
-    "interleaved-layers",
-    "v-half",
-    "v-min",
-    "wave-1f1b",
-    "wave-1f1b-3",
-]
-LIMITED = ["zb", "zb-v", "wave-3", "wave-4"]
+NAMES = [name.replace("-N", "-3") for name in known_schedules()]
+FIXED = [name for name in NAMES if getattr(find_schedule(name), "fixed_order", False)]
+LIMITED = [name for name in NAMES if getattr(find_schedule(name), "fixed_order", True) is False]
+TAKES_A_BUDGET = [name for name in NAMES if getattr(find_schedule(name), "own_budget", None) is None]
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -49,17 +39,40 @@ def judge(plan):
     assert plan.predicted.step_time == pytest.approx(max(spans))
 
 
-@pytest.mark.parametrize("name", FIXED + LIMITED)
+@st.composite
+def problems(draw, name, stash_above_activation=False):
+    """Costs, devices and microbatches for a schedule; some layers more than it has chunks."""
+    num_devices = draw(st.integers(1, 4))
+    spec = find_schedule(name)
+    num_chunks = spec.placement(num_devices, num_devices * 2).num_chunks if isinstance(spec, ScheduleSpec) else num_devices
+    num_layers = num_chunks + draw(st.integers(0, 2))
+    return draw(reference.cost_models(num_layers, num_devices, stash_above_activation)), num_devices, draw(st.integers(1, 9))
+
+
+def options(name):
+    """Little effort for what searches."""
+    return {} if isinstance(find_schedule(name), ScheduleSpec) else {"effort": 1}
+
+
+@pytest.mark.parametrize("name", NAMES)
 @quick
 @given(data=st.data())
 def test_any_problem(name, data):
-    num_devices = data.draw(st.integers(1, 4))
-    num_microbatches = data.draw(st.integers(1, 9))
-    num_chunks = find_schedule(name).placement(num_devices, num_devices * 2).num_chunks
-    costs = data.draw(
-        reference.cost_models(num_chunks + data.draw(st.integers(0, 2)), num_devices, stash_above_activation=False)
-    )
-    judge(make_plan(costs, num_devices, num_microbatches, name))
+    judge(make_plan(*data.draw(problems(name)), name, **options(name)))
+
+
+@pytest.mark.parametrize("name", TAKES_A_BUDGET)
+@quick
+@given(data=st.data())
+def test_any_problem_on_devices_with_just_enough_memory(name, data):
+    """At least one device has no byte more than the schedule needs there at the least."""
+    costs, num_devices, m = data.draw(problems(name, stash_above_activation=True))
+    with pytest.raises(InfeasibleBudget) as caught:
+        make_plan(costs, num_devices, m, name, memory_budget=[1e-6] * num_devices, **options(name))
+    budgets = [least * data.draw(st.sampled_from([1.0, 1.1, 1.5, 4.0])) for least in caught.value.smallest]
+    tight = data.draw(st.integers(0, num_devices - 1))
+    budgets[tight] = caught.value.smallest[tight]
+    judge(make_plan(costs, num_devices, m, name, memory_budget=budgets, **options(name)))
 
 
 @quick
