@@ -11,6 +11,7 @@ from typing import NoReturn
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.commands import export, plan, show, simulate
 from lightning_zb.cli.comparison import compare
+from lightning_zb.cli.profiling import bandwidth, json_object, located, profile
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import DeviceBudget, MemoryBudget, parse_bytes
 from lightning_zb.planning.partitioning import PartitionSpec
@@ -42,10 +43,11 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser; what it returns has the command to run as `run`."""
     parser = _Parser(
         prog="lightning-zb",
-        description="Plan zero-bubble pipelines from the costs of layers: no GPU, no model, no data needed.",
+        description="Plan zero-bubble pipelines from the costs of layers, and measure those costs. Only profile needs a model.",
         epilog=_EXIT_CODES,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    _add_profile(commands)
     _add_plan(commands)
     _add_simulate(commands)
     _add_compare(commands)
@@ -64,6 +66,72 @@ def _command(commands, name: str, run: Callable[[argparse.Namespace], bool], sum
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def _add_profile(commands) -> None:
+    example = (
+        "lightning-zb profile --module package.module:Model --data package.module:Data --out costs.json\n"
+        "  lightning-zb profile --module package.module:Model --arguments '{\"depth\": 12}' --batch package.module:one_batch "
+        "--device cuda --precision bf16-mixed --out costs.json"
+    )
+    parser = _command(
+        commands, "profile", profile, "measure what a LightningModule's layers cost, and write a costs file", example
+    )
+    place = "package.module:Name"
+    parser.add_argument(
+        "--module",
+        required=True,
+        type=located,
+        metavar=place,
+        help="the LightningModule: its class, or a function that makes it",
+    )
+    parser.add_argument(
+        "--arguments", default={}, type=json_object, metavar="JSON", help="what to call it with, as a JSON object by name"
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--data",
+        type=located,
+        metavar=place,
+        help="a LightningDataModule or DataLoader, or a function that makes one; default: the module's own train_dataloader",
+    )
+    source.add_argument("--batch", type=located, metavar=place, help="instead: a function that makes one batch, a microbatch")
+    parser.add_argument(
+        "--data-arguments",
+        default={},
+        type=json_object,
+        metavar="JSON",
+        help="what to call --data with, as a JSON object by name",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="write the costs file (JSON) here")
+    parser.add_argument(
+        "--steps", default=6, type=_count, metavar="N", help="steps that take times (default 6), after three that do not"
+    )
+    parser.add_argument("--microbatches", default=4, type=_count, metavar="M", help="microbatches of a step (default 4)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to run (default cpu)")
+    parser.add_argument(
+        "--precision",
+        default="32-true",
+        choices=("32-true", "bf16-true", "bf16-mixed", "16-mixed"),
+        help="as the Trainer takes it (default 32-true)",
+    )
+    parser.add_argument(
+        "--layers", metavar="PATH", help="dotted path of the container that holds the layers, where it is not found"
+    )
+    parser.add_argument(
+        "--latency",
+        default=0.0,
+        type=_seconds,
+        metavar="S",
+        help="seconds that a transfer between two devices takes at the least",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        default=float("inf"),
+        type=bandwidth,
+        metavar="X",
+        help="bytes a second between two devices, such as 25GB",
+    )
 
 
 def _add_plan(commands) -> None:

@@ -89,6 +89,47 @@ ZB_V_ROWS = (
 )
 
 
+# Section 6.1, arXiv text: the models above on P devices with one layer per chunk. Table 6: samples per GPU and second at equal
+# memory and global batch, where zb-2p runs twice the m at half the microbatch size; its m = 64 and 96 rows are completed from
+# the right column of Table 7.
+EQUAL_MEMORY = {
+    (16, 48): {"zb-v": 4.15, "zb-2p": 4.36, "zb-1p": 3.87, "1f1b": 3.38},
+    (16, 64): {"zb-v": 4.21, "zb-2p": 4.37, "zb-1p": 4.00, "1f1b": 3.57},
+    (16, 128): {"zb-v": 4.35, "zb-2p": 4.45},
+    (24, 72): {"zb-v": 1.85, "zb-2p": 1.84, "zb-1p": 1.72, "1f1b": 1.52},
+    (24, 96): {"zb-v": 1.88, "zb-2p": 1.84, "zb-1p": 1.78, "1f1b": 1.61},
+    (32, 96): {"zb-v": 1.01, "zb-2p": 1.00},
+    (32, 128): {"zb-v": 1.02, "zb-1p": 0.97, "1f1b": 0.87},
+}
+
+# Table 7: what twice the microbatch size gains at the same number of microbatches.
+TWICE_THE_SIZE = {
+    (16, 64): {"zb-v": 0.0194, "zb-1p": 0.0230, "1f1b": 0.0259},
+    (24, 96): {"zb-v": 0.0743, "zb-1p": 0.0788, "1f1b": 0.0952},
+    (32, 128): {"zb-v": 0.0632, "zb-1p": 0.0556, "1f1b": 0.0875},
+}
+
+
+def size_costs(num_devices: int, num_microbatches: int, half: bool) -> CostModel:
+    """One layer per chunk, two chunks per device, at the microbatch size of section 6.1 or at half of it.
+
+    The larger size is `ZB_V_ROWS`; the smaller one is what Table 9 gives for the same model at that size, per layer, with
+    half the transfer time.
+    """
+    forward, backward, weight, comm, activation, stash, _ = next(
+        row[2:] for row in ZB_V_ROWS if row[:2] == (num_devices, num_microbatches)
+    )
+    times = [t / 1e6 for t in (forward, backward, weight, comm)]
+    if half:
+        name = {16: "6.2B", 24: "14.6B", 32: "28.3B"}[num_devices]
+        row = next(r for r in ROWS if r.name.startswith(name))
+        layers_per_stage = (row.num_layers + 2) / row.num_devices
+        times = [t / 1e3 / layers_per_stage for t in row.times] + [times[3] / 2]
+        activation, stash = activation / 2, stash / 2
+    layer = (*times[:3], activation, stash)
+    return CostModel(tuple(LayerCost(f"{i}", *layer) for i in range(2 * num_devices)), Link(times[3]))
+
+
 @dataclass(frozen=True)
 class Row:
     """One row of the paper's tables: costs of a stage in seconds and bytes, and the bubble rates known for it."""

@@ -1,0 +1,108 @@
+"""`lightning-zb profile`: the costs file it writes is what the layers take, and wrong input is one sentence."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_zb.cli import main
+from lightning_zb.planning.costs import LayerRole, Link
+from lightning_zb.planning.planfile import read_costs
+from tests.lightning.emulated import WIDTH, SleepingModule
+from tests.lightning.models import Vectors
+
+HERE = "tests.test_cli_profile"
+made: list[SleepingModule] = []
+
+
+def sleeping(milliseconds):
+    made.append(SleepingModule(milliseconds))
+    return made[-1]
+
+
+def loader(size=8):
+    return DataLoader(Vectors(size), batch_size=1)
+
+
+def one_batch():
+    return torch.zeros(3, WIDTH), torch.zeros(3, 1)
+
+
+def broken():
+    raise KeyError("no such\nthing")
+
+
+def arguments(out, *more, module="sleeping", milliseconds="[[1, 1, 1], [1, 2, 1]]"):
+    place = ["--module", f"{HERE}:{module}", "--arguments", f'{{"milliseconds": {milliseconds}}}']
+    return ["profile", *place, "--out", str(out), *map(str, more)]
+
+
+@pytest.mark.parametrize("source", [("--data", f"{HERE}:loader"), ("--batch", f"{HERE}:one_batch")], ids=["data", "batch"])
+def test_the_file_it_writes_is_what_plan_reads(source, tmp_path, capsys):
+    out = tmp_path / "costs.json"
+    links = ("--latency", "2e-5", "--bandwidth", "25GB")
+    assert main(arguments(out, *source, "--steps", 1, "--microbatches", 2, *links)) == 0
+    text = capsys.readouterr().out
+    costs = read_costs(out)
+    assert [c.role for c in costs.layers] == [LayerRole.PROLOGUE, LayerRole.LAYER, LayerRole.LAYER, LayerRole.EPILOGUE]
+    rows = 3 if source[0] == "--batch" else 1
+    assert [c.activation_bytes for c in costs.layers[1:3]] == [rows * WIDTH * 4] * 2
+    assert costs.link == Link(2e-5, 25e9)
+    assert f"written to {out}" in text
+    assert "layers.1" in text
+    assert "count as free" not in text
+    assert main(["plan", "--costs", str(out), "--devices", "2", "--microbatches", "4", "--schedule", "zb-1p"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_times_of_layers_are_found(tmp_path, capsys):
+    """Within 3 % of what each layer notes itself: on a busy machine it sleeps longer than it was told to."""
+    out = tmp_path / "costs.json"
+    milliseconds = "[[60, 90, 75], [120, 60, 60], [75, 75, 135], [75, 135, 60]]"
+    steps = ("--steps", 6, "--microbatches", 2)
+    assert main(arguments(out, "--data", f"{HERE}:loader", *steps, milliseconds=milliseconds)) == 0
+    assert "transfers between devices count as free" in capsys.readouterr().out
+    for layer, cost in zip(made[-1].layers, read_costs(out).layers[1:-1], strict=True):
+        for part, seconds in zip("FBW", (cost.forward, cost.backward_input, cost.backward_weight), strict=True):
+            slept = statistics.median(layer.slept[part][-12:])  # of the steps that took times
+            assert seconds == pytest.approx(slept, rel=0.03), (cost.name, part)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--module", "sleeping"], "--module: 'sleeping' is not a place such as package.module:Name"),
+        (
+            ["--module", "no.such.module:Model"],
+            "--module no.such.module:Model: no.such.module cannot be imported, ModuleNotFound",
+        ),
+        (["--module", f"{HERE}:Nothing"], f"--module {HERE}:Nothing: {HERE} has no Nothing"),
+        (["--module", f"{HERE}:HERE"], f"--module {HERE}:HERE: is a str; name a class or a function"),
+        (["--module", f"{HERE}:loader", "--arguments", "{}"], "is a DataLoader, not a lightning.pytorch.LightningModule"),
+        (["--arguments", "{depth: 1}"], "--arguments: '{depth: 1}' is not JSON"),
+        (["--arguments", "[1]"], "--arguments: '[1]' is not a JSON object"),
+        (["--arguments", '{"depth": 1}'], "TypeError: sleeping() got an unexpected keyword argument 'depth'"),
+        (["--data", f"{HERE}:broken"], f"--data {HERE}:broken: KeyError: 'no such\\nthing'"),
+        (["--data", f"{HERE}:loader", "--batch", f"{HERE}:one_batch"], "--batch: not allowed with argument --data"),
+        (["--data-arguments", '{"size": 2}'], "--data-arguments: there is no --data"),
+        (["--steps", "0"], "--steps: '0' is not a count"),
+        (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a number of bytes a second"),
+        (["--latency", "-1"], "--latency: "),
+        (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
+        (["--out", "/no/such/folder/costs.json"], "--out /no/such/folder/costs.json: there is no folder /no/such/folder"),
+        (["--layers", "head", "--batch", f"{HERE}:one_batch"], 'layers="head" is a Linear'),
+        ([], "has no train_dataloader of its own; write --data or --batch"),
+    ],
+)
+def test_wrong_input_is_one_sentence(more, message, tmp_path, capsys):
+    options = arguments(tmp_path / "costs.json")
+    assert main([*options, *more]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not (tmp_path / "costs.json").exists()
