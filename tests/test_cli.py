@@ -279,6 +279,24 @@ def test_baselines_keep_the_backward_whole_and_pay_for_links(name):
     assert slow.predicted.step_time > free.predicted.step_time
 
 
+def test_compare_says_what_each_phase_gains(tmp_path, capsys):
+    path = tmp_path / "costs.json"
+    write_costs(model(num_layers=16, head=6.0), path)
+    arguments = compare_arguments([path], "s-1f1b", "--microbatches", "8", "--memory-budget", "2.0", "--effort", "2")
+    assert main([*arguments, "--ablation"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    phases = ("partition", "placement", "schedule")
+    alone = {name: float(rows[name][2]) for name in phases}
+    pairs = {f"{a} + {b}": float(rows[f"{a} + {b}"][2]) for a, b in (phases[:2], phases[::2], phases[1:])}
+    together = rows["partition + placement + schedule"]
+    assert rows["none (1f1b)"][1:3] == [rows["s-1f1b"][1], "1.000"]
+    assert min(alone.values()) >= 1.0
+    assert float(together[2]) >= max(*alone.values(), *pairs.values()) > max(alone.values()) > 1.0
+    assert float(together[1]) == pytest.approx(float(rows["s-1f1b"][1]) / float(together[2]), rel=1e-3)
+    assert main([*arguments[:-4], "--memory-budget", "0.1", "--ablation"]) == 3
+    assert "infeasible below" in rows_of(capsys.readouterr().out)["none (1f1b)"][1]
+
+
 def test_compare_microbatch_sizes_at_equal_memory(tmp_path, capsys):
     """The trade-off of the first paper's Tables 6 and 7: at equal memory half the size has more room to hide bubbles."""
     small, large = tmp_path / "small.json", tmp_path / "large.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from lightning_zb.cli.ablation import ablation_table
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.figures import gap
 from lightning_zb.cli.problem import costs_for, search_options, strongest_bound, value_of
@@ -78,6 +79,11 @@ def compare(arguments: argparse.Namespace) -> bool:
         print("no --memory-budget: every schedule uses what it likes, see the peaks")
     for failure in failures:
         print(failure)
+    if arguments.ablation:
+        options = search_options("auto", arguments)
+        for case in cases:
+            print(f"\nco-optimisation of {case.name}, phase by phase:")
+            print(ablation_table(case.costs, arguments.devices, case.num_microbatches, case.budget, options))
     return bool(entries)
 
 

@@ -178,6 +178,11 @@ def _add_compare(commands) -> None:
         help=f"auto, {_names()}; or baselines with a partition of their own: "
         + "; ".join(f"{name} ({baseline.meaning})" for name, baseline in BASELINES.items()),
     )
+    parser.add_argument(
+        "--ablation",
+        action="store_true",
+        help="also say what tuning partition, placement and schedule gains over 1f1b, each alone, in pairs and together",
+    )
     _add_problem(
         parser, "; with several costs files a number counts in activations of the first, so that all get the same bytes"
     )

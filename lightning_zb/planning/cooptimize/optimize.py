@@ -23,7 +23,7 @@ from lightning_zb.planning.cooptimize.rivals import rivals
 from lightning_zb.planning.cooptimize.scoring import Score, Scorer
 from lightning_zb.planning.cooptimize.starts import starting_layouts
 from lightning_zb.planning.costs import CostModel, Link
-from lightning_zb.planning.placement import Partition, Placement
+from lightning_zb.planning.placement import Partition, Placement, cyclic
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import assemble_plan
 from lightning_zb.planning.random_stream import new_stream
@@ -99,7 +99,9 @@ def cooptimize(
         for _, layout, schedule in rivals([*layouts, top.layout], scorer, value_of(plan, objective)):
             plan = _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, reason)
         return plan
-    quick = [(*scorer.quick_schedule(s.layout), s.layout) for s in scorer.best(_NUM_FINALISTS)]
+    # judged by a short step, a placement of many chunks can look better than the sequential one, which costs nothing to keep
+    contenders = [*scorer.best(_NUM_FINALISTS), *(s for s in starts if s.layout.placement == cyclic(num_devices))]
+    quick = [(*scorer.quick_schedule(s.layout), s.layout) for s in contenders]
     _, schedule, layout = min(quick, key=lambda item: item[0])
     return _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, reason)
 
