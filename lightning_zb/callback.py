@@ -218,6 +218,11 @@ class ZeroBubbleCallback(pl.Callback):
             return
         self.profile = profile
         if self._purpose is _Purpose.VERIFY:
+            if profile is not None and profile.timeline is not None:
+                took, predicted = profile.timeline.makespan, pipeline.plan.predicted.makespan
+                rank_zero_info(
+                    f"zero_bubble, step {trainer.global_step}: a step takes {took:.4g} s, {predicted:.4g} s were predicted"
+                )
             self._check_memory(pipeline.plan)
             self._report(trainer, pipeline.plan)
             return

@@ -150,7 +150,8 @@ class ProfileWindow:
         if channels is not None:
             if self._measures_links:
                 link = measure_links(channels, max((p.cost.output_bytes for d in own for p in d.items), default=0.0))
-            offsets = clock_offsets(channels)
+            if self._counted:  # else nobody looks at the timeline
+                offsets = clock_offsets(channels)
         parts = self._pipeline.gather(own)
         if parts is None:
             return None
