@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,9 +156,35 @@ def test_bad_files_are_named(costs, tmp_path, capsys):
     assert f"{broken}: layers[7].forward: -1 is negative" in broken_by(layers=layers)
     assert f"{broken}: device_speed: has 3 entries for 4 devices" in broken_by(device_speed=[1.0, 1.0, 2.0])
     assert f"{broken}: link: has rows of [1] links" in broken_by(link=[[{"latency": 0.0}]])
+    assert f"{broken}: links: is not a known field; known are device_speed, layer" in broken_by(links=[])
+    assert f"{broken}: passes: belongs to a plan file" in broken_by(passes=[])
     broken.write_text("{")
     for command in ("simulate", "show"):
         assert f"{broken}: not JSON" in bad_input(capsys, command, broken)
+
+
+def test_a_file_that_cannot_be_written_is_named_before_any_work(costs, plan_file, tmp_path, capsys):
+    nowhere = tmp_path / "no" / "x.json"
+    assert f"--out {nowhere}: there is no folder {nowhere.parent}" in bad_input(
+        capsys, *plan_arguments(costs), "--out", nowhere
+    )
+    assert f"--out {tmp_path}: is a folder" in bad_input(capsys, *plan_arguments(costs), "--out", tmp_path)
+    assert "--png x.jpg: a picture in png needs a name that ends with .png" in bad_input(
+        capsys, "show", plan_file, "--png", "x.jpg"
+    )
+
+
+def test_a_budget_in_activations_needs_them(tmp_path, capsys):
+    """Nothing counts as 1.0 where no layer says what its activations are."""
+    path = tmp_path / "costs.json"
+    layers = tuple(replace(layer, activation_bytes=0.0, weight_stash_bytes=1.0) for layer in model().layers)
+    write_costs(CostModel(layers), path)
+    arguments = plan_arguments(path, "--schedule", "zb", "--memory-budget", "1.0")
+    assert "memory_budget=1.0 counts in activation_bytes, which are 0 for every layer" in bad_input(capsys, *arguments)
+
+
+def test_options_are_written_in_full(costs, capsys):
+    assert "unrecognized arguments: --schedul 1f1b" in bad_input(capsys, *plan_arguments(costs), "--schedul", "1f1b")
 
 
 def test_a_missing_option_and_a_missing_command_are_named(costs, capsys):
@@ -200,7 +227,8 @@ def test_simulate_reports_other_costs_and_broken_limits(plan_file, capsys):
 def test_show_draws_one_line_a_device(plan_file, tmp_path, capsys):
     png = tmp_path / "plan.png"
     assert main(["show", str(plan_file), "--png", str(png)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, legend = capsys.readouterr().out.splitlines()[:-1]
+    assert "the number is the microbatch" in legend
     assert [line[:9] for line in lines if line.startswith("device")] == [f"device {d} " for d in range(4)]
     assert png.read_bytes().startswith(b"\x89PNG")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_zb.cli.figures import devices, figures, headline
-from lightning_zb.cli.problem import check_devices, costs_for, search_options, with_bound
+from lightning_zb.cli.problem import check_devices, check_out, costs_for, search_options, with_bound
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import fits
 from lightning_zb.planning.plan import Plan
@@ -24,6 +24,7 @@ _SAME = 1e-6  # relative; plan files written by hand may be rounded
 
 def plan(arguments: argparse.Namespace) -> bool:
     """Plan, print what came out, and write the plan file."""
+    check_out("--out", arguments.out)
     result = make_plan(
         costs_for(arguments.costs, arguments.devices),
         arguments.devices,
@@ -68,10 +69,14 @@ def simulate(arguments: argparse.Namespace) -> bool:
 
 def show(arguments: argparse.Namespace) -> bool:
     """Draw a plan in the terminal, and as a picture if asked to."""
+    check_out("--png", arguments.png, ".png")
     result = _read(arguments.plan)
     print(headline(result))
-    print(terminal_grid(result, width=shutil.get_terminal_size((120, 24)).columns))
-    print("F forward, B input gradient, W weight gradient, BW both; the number is the microbatch; . is idle")
+    grid = terminal_grid(result, width=shutil.get_terminal_size((120, 24)).columns)
+    print(grid)
+    has_numbers = any(c.isdigit() for line in grid.splitlines() for c in line.removeprefix("device").lstrip(" 0123456789"))
+    number = "the number is the microbatch" if has_numbers else "a wider terminal has room for microbatch numbers"
+    print(f"F forward, B input gradient, W weight gradient, BW both; {number}; - goes on; . is idle")
     if arguments.png is not None:
         timeline_picture(result, arguments.png)
         print(f"written to {arguments.png}")
@@ -84,13 +89,12 @@ def export(arguments: argparse.Namespace) -> bool:
     path = arguments.out
     if path is None:
         path = arguments.plan.with_name(arguments.plan.stem + _SUFFIXES[arguments.format])
+    check_out("--out", path, ".svg" if arguments.format == "svg" else None)
     if arguments.format == "chrome":
         chrome_trace(result, path)
     elif arguments.format == "csv":
         path.write_text(to_csv(result.schedule))
     else:
-        if path.suffix != ".svg":
-            raise ValueError(f"--out {path}: a picture in svg needs a name that ends with .svg")
         svg(result, path)
     print(f"written to {path}")
     return True

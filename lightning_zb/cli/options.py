@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.commands import export, plan, show, simulate
@@ -25,7 +25,10 @@ class InputError(ValueError):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong argument in one sentence, without the usage in front of it."""
+    """Reports a wrong argument in one sentence, without the usage in front of it; options are written in full."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")

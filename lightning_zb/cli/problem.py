@@ -38,6 +38,27 @@ def check_devices(costs: CostModel, num_devices: int, where: str) -> None:
         raise ValueError(f"{where}: link: has rows of {rows} links; {num_devices} devices need {num_devices} of {num_devices}")
 
 
+def check_out(option: str, path: Path | None, suffix: str | None = None) -> None:
+    """See before any work is done that a file can be written.
+
+    Args:
+        option: that named it.
+        path: where to; None where nothing is to be written.
+        suffix: what its name must end with, where it must.
+
+    Raises:
+        ValueError: it cannot; the message starts with the option.
+    """
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"{option} {path}: is a folder; write the name of a file in it")
+    if suffix is not None and path.suffix != suffix:
+        raise ValueError(f"{option} {path}: a picture in {suffix[1:]} needs a name that ends with {suffix}")
+
+
 def search_options(schedule: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of a search that were given; none for a schedule that does not search."""
     if not isinstance(find_schedule(schedule), SearchSpec):

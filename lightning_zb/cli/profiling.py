@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from lightning_zb.cli.problem import check_out
 from lightning_zb.cli.text import byte_unit, table, time_unit
 from lightning_zb.planning.budget import parse_bytes
 from lightning_zb.planning.costs import CostModel, Link
@@ -23,8 +24,7 @@ from lightning_zb.planning.planfile import write_costs
 
 def profile(arguments: argparse.Namespace) -> bool:
     """Measure a module, print its costs, and write the costs file."""
-    if not arguments.out.parent.is_dir():
-        raise ValueError(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
+    check_out("--out", arguments.out)
     if arguments.data is None and arguments.data_arguments:
         raise ValueError("--data-arguments: there is no --data to call with them")
     if arguments.device != "cpu":

@@ -63,14 +63,16 @@ def from_layer_counts(counts: Sequence[int], costs: CostModel, num_chunks: int) 
         ValueError: there is not one count for each chunk, or the counts do not add up.
     """
     if len(counts) != num_chunks:
-        raise ValueError(f"partition {list(counts)} has {len(counts)} chunks, the placement has {num_chunks}")
+        raise ValueError(
+            f"partition {list(counts)} has {len(counts)} chunks, the placement has {num_chunks}; write {num_chunks} counts"
+        )
     num_layers, num_items = costs.num_stacked_layers, len(costs.layers)
     if sum(counts) == num_items:
         return Partition.from_counts(counts)
     if sum(counts) != num_layers:
+        with_ends = f" (or to {num_items} with what runs before and after them)" if num_items > num_layers else ""
         raise ValueError(
-            f"partition {list(counts)} covers {sum(counts)} layers; write counts that add up to {num_layers} layers "
-            f"(or to {num_items} with what runs before and after them)"
+            f"partition {list(counts)} covers {sum(counts)} layers; write counts that add up to {num_layers} layers{with_ends}"
         )
     return _with_ends(counts, costs)
 

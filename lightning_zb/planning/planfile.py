@@ -127,6 +127,9 @@ def costs_from_json(data: Json) -> CostModel:
     Raises:
         ValueError: a field is missing or wrong; the message names it.
     """
+    if "passes" in data:
+        raise FieldError(("passes",), "belongs to a plan file; a costs file is what such a file holds as costs")
+    _refuse_unknown(data, {f.name for f in fields(CostModel)})
     layers = _field(data, "layers", _list(_layer))
     if not layers:
         raise FieldError(("layers",), "is empty; list at least one layer")

@@ -72,8 +72,8 @@ def _arrow(
     # just inside the slices: an arrow belongs to the slice that is open at its time
     inside = 1e-3 * (times[sender][1] - times[sender][0])
     return [
-        {**common, "ph": "s", "pid": devices[sender.chunk], "ts": 1e6 * (times[sender][1] - inside)},
-        {**common, "ph": "f", "bp": "e", "pid": devices[receiver.chunk], "ts": 1e6 * times[receiver][0]},
+        {**common, "ph": "s", "pid": devices[sender.chunk], "ts": _microseconds(times[sender][1] - inside)},
+        {**common, "ph": "f", "bp": "e", "pid": devices[receiver.chunk], "ts": _microseconds(times[receiver][0])},
     ]
 
 
@@ -82,5 +82,10 @@ def _name(kind: str, device: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _complete(name: str, device: int, thread: int, interval: Interval) -> dict[str, Any]:
-    start, end = interval
-    return {"name": name, "ph": "X", "pid": device, "tid": thread, "ts": 1e6 * start, "dur": 1e6 * (end - start)}
+    start, end = map(_microseconds, interval)
+    return {"name": name, "ph": "X", "pid": device, "tid": thread, "ts": start, "dur": round(end - start, 3)}
+
+
+def _microseconds(seconds: float) -> float:
+    """Rounded to the nanoseconds that Perfetto counts in, so that a slice never ends after the next one's start."""
+    return round(1e6 * seconds, 3)

@@ -7,8 +7,12 @@ from hypothesis import strategies as st
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 
 
-def run(schedule, placement, chunk_costs, costs):
-    """Start and end of every pass by repeated relaxation; also proves completeness and the absence of cycles."""
+def run(schedule, placement, chunk_costs, costs, earliest=None):
+    """Start and end of every pass by repeated relaxation; also proves completeness and the absence of cycles.
+
+    Passes in `earliest` start no sooner than it says.
+    """
+    earliest = earliest or {}
     n, m = placement.num_chunks, schedule.num_microbatches
     seconds, waits_for = {}, {}
     for device, order in enumerate(schedule.orders):
@@ -38,16 +42,42 @@ def run(schedule, placement, chunk_costs, costs):
         ready = [p for p in seconds if p not in end and all(by_part.get(q, q) in end for q, _ in waits_for[p])]
         assert ready, "the schedule deadlocks"
         for p in ready:
-            end[p] = max((end[by_part.get(q, q)] + lag for q, lag in waits_for[p]), default=0.0) + seconds[p]
+            ready_at = max((end[by_part.get(q, q)] + lag for q, lag in waits_for[p]), default=0.0)
+            end[p] = max(ready_at, earliest.get(p, 0.0)) + seconds[p]
     return {p: (end[p] - seconds[p], end[p]) for p in end}
+
+
+def period(schedule, placement, chunk_costs, costs, validation, num_steps=16):
+    """Seconds per step of the later half of so many consecutive steps, each device going on as soon as it is done.
+
+    With validation a device's first loss or backward waits until every device's word that it has finished the step before
+    has reached it.
+    """
+    last_chunk, devices = placement.num_chunks - 1, range(placement.num_devices)
+    free, told, halfway = [0.0] * len(devices), [0.0] * len(devices), 0.0
+    for step in range(num_steps):
+        earliest = {order[0]: free[d] for d, order in enumerate(schedule.orders)}
+        for d, order in enumerate(schedule.orders):
+            gated = next(p for p in order if p.kind.value != "F" or p.chunk == last_chunk)
+            if validation:
+                earliest[gated] = max(earliest.get(gated, 0.0), told[d])
+        times = run(schedule, placement, chunk_costs, costs, earliest)
+        free = [times[order[-1]][1] for order in schedule.orders]
+        told = [max(free[e] + (0.0 if e == d else _link(costs, e, d).latency) for e in devices) for d in devices]
+        if step == num_steps // 2 - 1:
+            halfway = free
+    return max(b - a for a, b in zip(halfway, free, strict=True)) / (num_steps - num_steps // 2)
+
+
+def _link(costs, a, b):
+    return costs.link if isinstance(costs.link, Link) else costs.link[a][b]
 
 
 def _lag(costs, placement, source, target, size):
     a, b = placement.devices[source], placement.devices[target]
     if a == b:
         return 0.0
-    link = costs.link if isinstance(costs.link, Link) else costs.link[a][b]
-    return link.latency + size / link.bandwidth
+    return _link(costs, a, b).latency + size / _link(costs, a, b).bandwidth
 
 
 def peaks(schedule, placement, chunk_costs):

@@ -62,16 +62,22 @@ def test_deadlocks_are_errors():
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_periods(data):
+def test_several_steps_back_to_back(data):
+    """The period is never above step_time but for the validation edge, and is what an independent simulation finds."""
     num_devices = data.draw(st.integers(1, 4))
     costs = data.draw(reference.cost_models(2 * num_devices, num_devices, stash_above_activation=False))
-    plan = make_plan(costs, num_devices, data.draw(st.integers(1, 8)), data.draw(st.sampled_from(["1f1b", "zb-h2", "zb-v"])))
-    table = tabulate(plan.placement, costs.chunks(plan.partition), costs, plan.num_microbatches)
+    name = data.draw(st.sampled_from(["1f1b", "interleaved", "zb-h2", "zb-v", "wave-1f1b"]))
+    plan = make_plan(costs, num_devices, data.draw(st.integers(1, 6)), name)
+    chunk_costs = costs.chunks(plan.partition)
+    table = tabulate(plan.placement, chunk_costs, costs, plan.num_microbatches)
     order, offsets = table.encode(plan.schedule)
+    assert table.decode(order, offsets) == plan.schedule
     free = steady_period(table, order, offsets, costs, validation=False)
     assert max(plan.predicted.busy) - 1e-9 <= free <= plan.predicted.step_time + 1e-9
     assert plan.predicted.period >= free - 1e-9
-    assert table.decode(order, offsets) == plan.schedule
+    for validation, ours in ((False, free), (True, plan.predicted.period)):
+        theirs = reference.period(plan.schedule, plan.placement, chunk_costs, costs, validation)
+        assert ours == pytest.approx(theirs), validation
 
 
 def test_zero_bubble_needs_devices_out_of_step():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,21 @@ def test_the_trace_has_every_pass_every_wait_and_an_arrow_for_every_transfer(pla
         assert source["ts"] <= start["ts"] <= source["ts"] + source["dur"]
         assert ends[number]["ts"] == target["ts"] >= source["ts"] + source["dur"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {f"device {d}" for d in range(4)}
+
+
+def test_slices_of_a_track_follow_each_other_to_the_nanosecond():
+    """Perfetto counts in whole nanoseconds and drops a slice that ends after the next one has begun."""
+    layers = tuple(LayerCost(f"{i}", 1e-3 / 3, 1e-3 / 7, 1e-3 / 9, 1.0, 0.5) for i in range(8))
+    plan = make_plan(CostModel(layers, Link(1e-5 / 3)), 4, 12, "zb-v")
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in trace_events(planned_timeline(plan)):
+        if event["ph"] == "X":
+            start, length = 1e3 * event["ts"], 1e3 * event["dur"]
+            assert start == pytest.approx(round(start), abs=1e-3)
+            tracks.setdefault((event["pid"], event["tid"]), []).append((round(start), round(start) + round(length)))
+    assert len(tracks) >= plan.num_devices
+    for slices in tracks.values():
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(slices)))
 
 
 def test_all_reports_are_written_and_read_back(plan, measured, tmp_path: Path):
