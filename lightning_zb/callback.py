@@ -180,6 +180,7 @@ class ZeroBubbleCallback(pl.Callback):
             trainer.strategy.pipeline.record(None)  # type: ignore[attr-defined]
             self._window = None
         if self._deliberation is not None:  # it came too late for this run; what was measured is written all the same
+            self._deliberation.close()
             self._deliberation = None
             self._report(trainer, self._priced or trainer.strategy.pipeline.plan)  # type: ignore[attr-defined]
 

@@ -59,6 +59,13 @@ class Deliberation:
             raise RuntimeError(error) from self._error
         return outcome
 
+    def close(self) -> None:
+        """Called by every process where training ends before an outcome: nothing stays under way."""
+        if self._thread is None:
+            self._hear()
+        for work, _ in self._sent:
+            work.wait()
+
     def _think(self, think: Callable[[], Any]) -> None:
         try:
             self._outcome = think(), None

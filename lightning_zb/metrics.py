@@ -28,6 +28,9 @@ class LossRankMetrics(Callback):
     def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         trainer.strategy.flush()
 
+    def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        trainer.strategy.abandon_step()
+
     def on_validation_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
             share_metrics(trainer)

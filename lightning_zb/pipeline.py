@@ -153,13 +153,20 @@ class Pipeline:
         return self._output(len(microbatches) - 1)
 
     def end_steps(
-        self, optimizer: torch.optim.Optimizer, mode: PostValidation, keeps_gradients: bool, error_if_nonfinite: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        mode: PostValidation,
+        keeps_gradients: bool,
+        error_if_nonfinite: bool,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """Say how training steps end, once the optimizer exists; see `StepEnding`."""
 
         def make() -> StepEnding:
+            for runner in self._runners:
+                runner.scale_loss = None if scaler is None else scaler.scale
             owner = StepOwner(optimizer, self._own_buffers, self._sharing.is_copy)
-            return StepEnding(owner, self._executors, mode, self.plan, keeps_gradients, error_if_nonfinite)
+            return StepEnding(owner, self._executors, mode, self.plan, keeps_gradients, error_if_nonfinite, scaler)
 
         self._make_ending = make
         self.ending = make()
@@ -167,7 +174,12 @@ class Pipeline:
     def finish_step(self) -> None:
         """Update this process's parameters, now or when the step is validated."""
         assert self.ending is not None
-        self.ending.finish(self._last_program.finishing_order)
+        self.ending.finish(self.finishing_order)
+
+    @property
+    def finishing_order(self) -> tuple[int, ...]:
+        """Devices by the time at which they finish a step such as the last one."""
+        return self._last_program.finishing_order
 
     def flush(self) -> None:
         """Finish a pending step, so that weights and optimizer state are final; any rank may do so alone."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 
 
@@ -45,13 +46,22 @@ class ZeroBubblePrecision(Precision):
         `optimizer.step(closure)` cannot hold a step back, so the closure runs first, as Lightning does with a scaler.
         """
         result = closure()
+        scaler = scaler_of(self)
+        if scaler is not None:
+            scaler.unscale_(optimizer)  # before the hooks and clipping see gradients, as Lightning does
         self._after_closure(model, optimizer)
         self.pipeline.finish_step(optimizer)
         return result
 
 
 class ZeroBubbleMixedPrecision(ZeroBubblePrecision, MixedPrecision):
-    """bf16-mixed."""
+    """bf16-mixed and 16-mixed.
+
+    An optimizer that unscales within its step (`fused=True`) gets gradients that are unscaled already: the same bits,
+    since scales are powers of two.
+    """
+
+    __qualname__ = MixedPrecision.__qualname__  # under which Lightning saves the scaler: the plain Trainer's checkpoints
 
 
 class ZeroBubbleHalfPrecision(ZeroBubblePrecision, HalfPrecision):
@@ -72,12 +82,18 @@ def adopt(plugin: Precision, pipeline: StepFinisher) -> ZeroBubblePrecision:
         ValueError: a precision that a pipeline does not support.
     """
     if not isinstance(plugin, ZeroBubblePrecision):
-        if type(plugin) not in _ADOPTED or str(plugin.precision) not in ("32-true", "bf16-true", "bf16-mixed"):
+        if type(plugin) not in _ADOPTED or str(plugin.precision) not in ("32-true", "bf16-true", "bf16-mixed", "16-mixed"):
             raise ValueError(
                 f"precision {plugin.precision!r} is not supported by the zero_bubble strategy; "
-                "use '32-true', 'bf16-true' or 'bf16-mixed'"
+                "use '32-true', 'bf16-true', 'bf16-mixed' or '16-mixed'"
             )
         plugin.__class__ = _ADOPTED[type(plugin)]
     assert isinstance(plugin, ZeroBubblePrecision)
     plugin.pipeline = pipeline
     return plugin
+
+
+def scaler_of(plugin: Precision) -> torch.amp.GradScaler | None:
+    """The plugin's loss scaler, if its precision needs one and nobody switched it off."""
+    scaler: torch.amp.GradScaler | None = getattr(plugin, "scaler", None)
+    return scaler if scaler is not None and scaler.is_enabled() else None

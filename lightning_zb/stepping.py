@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_zb.execution import gradient_norm
 from lightning_zb.execution.executor import Executor
+from lightning_zb.execution.loss_scale import LossScale
 from lightning_zb.execution.optimistic_step import OptimisticStep, Rollback
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.transport import DistributedTransport
@@ -67,6 +67,7 @@ class StepEnding:
         plan: makes post-validation worth its copy, or not.
         keeps_gradients: user code reads gradients after clipping, so they must be final and stay.
         error_if_nonfinite: raise on every rank instead of skipping a step whose norm is not finite.
+        scaler: the loss scaler of 16-bit training.
     """
 
     def __init__(
@@ -77,39 +78,38 @@ class StepEnding:
         plan: Plan,
         keeps_gradients: bool = False,
         error_if_nonfinite: bool = False,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.owner = owner
-        self._max_norm: float | None = None
-        self._skips = self._awaits_norm = False
-        self._statistics = executors[0].statistics
-        self._optimistic: OptimisticStep | None = None
-        self._error_if_nonfinite = error_if_nonfinite
+        self._awaits_norm = False
         transport = executors[0].transport
-        self._chain = ValidationChain(transport.channels) if isinstance(transport, DistributedTransport) else None
-        if mode is not PostValidation.OFF and keeps_gradients:
-            rank_zero_warn(
-                "user code reads gradients around the optimizer step, so steps wait for the global norm; "
-                "set post_validation='off' to say so yourself"
-            )
-        elif mode is PostValidation.AUTO and plan.predicted.step_time >= 0.999 * plan.predicted.makespan:
-            pass  # devices cannot run out of step under this plan: nothing to gain, and the copy costs memory
-        elif mode is not PostValidation.OFF and self._chain is not None:
-            switch = ModeSwitch.auto() if mode is PostValidation.AUTO else ModeSwitch.always()
-            rollback = Rollback.INPLACE if mode is PostValidation.INPLACE else Rollback.EXACT
-            self._optimistic = OptimisticStep(
-                owner, self._chain, executors[0].statistics, rollback, switch, error_if_nonfinite=error_if_nonfinite
-            )
-            executors[0].optimistic = self._optimistic
+        chain = ValidationChain(transport.channels) if isinstance(transport, DistributedTransport) else None
+        switch = _switch(mode, plan, keeps_gradients)
+        rollback = Rollback.INPLACE if mode is PostValidation.INPLACE else Rollback.EXACT
+        self._step = OptimisticStep(
+            owner,
+            chain,
+            executors[0].statistics,
+            rollback if switch.may_be_optimistic else Rollback.EXACT,
+            switch,
+            error_if_nonfinite=error_if_nonfinite,
+            loss_scale=None if scaler is None else LossScale(scaler, owner.optimizer),
+            waits_for_norms=rollback is Rollback.INPLACE or not _is_on_cuda(owner.optimizer),
+        )
+        if chain is not None:
+            executors[0].optimistic = self._step
 
     @property
     def copies(self) -> bool:
         """Whether steps may keep a copy of parameters and optimizer state to roll back to."""
-        return self._optimistic is not None and self._optimistic.rollback is Rollback.EXACT
+        step = self._step
+        return step.chain is not None and step.switch.may_be_optimistic and step.rollback is Rollback.EXACT
 
     @property
     def runs_ahead(self) -> bool:
         """Whether devices begin a step without waiting for the others to end the one before."""
-        return not self._awaits_norm or (self._optimistic is not None and self._optimistic.switch.is_optimistic)
+        waits = self._awaits_norm or self._step.loss_scale is not None
+        return self._step.is_optimistic or not waits
 
     def clip(self, max_value: float, algorithm: str) -> None:
         """Clip the gradients of the whole model: now, or when their norm is validated.
@@ -119,21 +119,11 @@ class StepEnding:
             algorithm: `norm` or `value`.
         """
         self._awaits_norm = algorithm != "value"
-        parameters = [p for group in self.owner.optimizer.param_groups for p in group["params"]]
         if algorithm == "value":
+            parameters = [p for group in self.owner.optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_value_([p for p in parameters if p.grad is not None], max_value)
-        elif self._optimistic is not None:
-            self._max_norm = max_value
         else:
-            slots = gradient_norm.local_norms(parameters, [not self.owner.is_copy(p) for p in parameters])
-            total = gradient_norm.total_norm(slots if self._chain is None else self._chain.reduce(slots), parameters)
-            self._skips = not bool(torch.isfinite(total))
-            if self._skips and self._error_if_nonfinite:
-                raise RuntimeError(
-                    f"the gradient norm is {float(total)}; no device has stepped "
-                    "(set error_if_nonfinite=False to skip such steps)"
-                )
-            gradient_norm.clip_gradients(parameters, max_value, total)
+            self._step.clip(max_value)
 
     def finish(self, finishing_order: tuple[int, ...]) -> None:
         """Step; a step whose norm is not finite is skipped on every device, at once or when it is validated.
@@ -141,27 +131,42 @@ class StepEnding:
         Args:
             finishing_order: devices by the time they finish a step.
         """
-        if self._skips:
-            self._skips = False
-            self._statistics.skips += 1
-            return
-        if self._optimistic is None or self._max_norm is None:
-            self.owner.step()
-            return
-        max_norm, self._max_norm = self._max_norm, None
-        self._optimistic.finish(max_norm, finishing_order)
+        self._step.finish(finishing_order)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the last step is still to be validated."""
+        return self._step.is_pending
 
     def flush(self) -> None:
         """Finish a pending step: weights and optimizer state are final afterwards. Not a collective."""
-        if self._optimistic is not None:
-            self._optimistic.flush()
+        self._step.flush()
 
     def close(self) -> None:
         """Finish a pending step and wait until what was sent has arrived."""
-        if self._optimistic is not None:
-            self._optimistic.close()
+        self._step.close()
 
     def abandon(self) -> None:
-        """Forget a pending step: after an exception its verdict may never come."""
-        if self._optimistic is not None:
-            self._optimistic.abandon()
+        """After an exception leave validated weights, without waiting long for a verdict that may never come."""
+        self._step.abandon()
+
+
+def _switch(mode: PostValidation, plan: Plan, keeps_gradients: bool) -> ModeSwitch:
+    """Which steps are optimistic."""
+    if mode is PostValidation.OFF:
+        return ModeSwitch.never()
+    if keeps_gradients:
+        rank_zero_warn(
+            "user code reads gradients around the optimizer step, so steps wait for the global norm; "
+            "set post_validation='off' to say so yourself"
+        )
+        return ModeSwitch.never()
+    if mode is not PostValidation.AUTO:
+        return ModeSwitch.always()
+    if plan.predicted.step_time >= 0.999 * plan.predicted.makespan:
+        return ModeSwitch.never()  # devices cannot run out of step: nothing to gain, and the copy costs memory
+    return ModeSwitch.auto()
+
+
+def _is_on_cuda(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.is_cuda for group in optimizer.param_groups for p in group["params"])

@@ -247,7 +247,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
             self.setup_optimizers(trainer)
             refusals.check_optimizers(self.optimizers)
             reads = refusals.reads_gradients(self.lightning_module)
-            self._pipeline.end_steps(self.optimizers[0], self._post_validation, reads, self._error_if_nonfinite)
+            scaler = precision.scaler_of(self.precision_plugin)
+            self._pipeline.end_steps(self.optimizers[0], self._post_validation, reads, self._error_if_nonfinite, scaler)
         self.setup_precision_plugin()
         if trainer.state.fn == TrainerFn.FITTING:
             _optimizers_to_device(self.optimizers, self.root_device)
@@ -325,9 +326,13 @@ class ZeroBubbleStrategy(ParallelStrategy):
         if self._pipeline is not None:
             self._pipeline.flush()
 
-    def on_exception(self, exception: BaseException) -> None:
+    def abandon_step(self) -> None:
+        """After an exception: leave validated weights, those of the last step if its validation still comes."""
         if self._pipeline is not None and self._pipeline.ending is not None:
             self._pipeline.ending.abandon()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.abandon_step()
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 

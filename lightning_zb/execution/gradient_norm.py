@@ -7,11 +7,14 @@ each device fills the slots of the gradients it holds, and the total is taken ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from lightning_zb.execution.host_copy import HostCopy, copy_to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +29,55 @@ class NormSlots:
     values: Tensor
     filled: Tensor
 
+    @classmethod
+    def empty(cls, num_parameters: int) -> NormSlots:
+        """No norm at all: of a device without gradients, or of a step that is not clipped."""
+        return cls(torch.zeros(num_parameters, dtype=torch.float64), torch.zeros(num_parameters, dtype=torch.float64))
+
     def __add__(self, other: NormSlots) -> NormSlots:
         """Combine two devices; they fill different slots, so the addition is exact."""
         return NormSlots(self.values + other.values, self.filled + other.filled)
 
 
-def local_norms(parameters: Sequence[nn.Parameter], owned: Sequence[bool] | None = None) -> NormSlots:
-    """The 2-norms of the gradients this device holds.
+@dataclass(frozen=True, slots=True)
+class LocalNorms:
+    """The norms of a device's gradients, on their way to the host.
+
+    Args:
+        held: positions of the gradients among the parameters of the unsplit model.
+        num_parameters: how many there are.
+        norms: one norm for each gradient; None where there is none.
+    """
+
+    held: tuple[int, ...]
+    num_parameters: int
+    norms: HostCopy | None
+
+    def get(self) -> NormSlots:
+        """Wait until they have arrived."""
+        slots = NormSlots.empty(self.num_parameters)
+        if self.norms is not None:
+            slots.values[list(self.held)] = self.norms.get()
+            slots.filled[list(self.held)] = 1.0
+        return slots
+
+
+def local_norms(
+    parameters: Sequence[nn.Parameter],
+    owned: Sequence[bool] | None = None,
+    copy: Callable[[Tensor], HostCopy] = copy_to_host,
+) -> LocalNorms:
+    """Start to compute the 2-norms of the gradients this device holds; the host does not wait for them.
 
     Args:
         parameters: all parameters of the unsplit model in the optimizer's order; those of other devices have no gradient.
         owned: False for a parameter whose gradient another device reports (a copy); None where there are no copies.
+        copy: how norms reach the host.
     """
-    values = torch.zeros(len(parameters), dtype=torch.float64)
-    filled = torch.zeros(len(parameters), dtype=torch.float64)
     held = [i for i, p in enumerate(parameters) if p.grad is not None and (owned is None or owned[i])]
     gradients = [g for i in held if (g := parameters[i].grad) is not None]
-    if gradients:
-        norms = _norms(gradients)
-        values[held] = torch.stack([n.to(device="cpu", dtype=torch.float64) for n in norms])
-        filled[held] = 1.0
-    return NormSlots(values, filled)
+    norms = copy(torch.stack([n.double() for n in _norms(gradients)])) if gradients else None
+    return LocalNorms(tuple(held), len(parameters), norms)
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:
@@ -68,8 +99,14 @@ def total_norm(slots: NormSlots, parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms), 2.0)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float, total: Tensor) -> None:
-    """Scale the gradients this device holds by the coefficient of the whole model's norm."""
-    own = [p for p in parameters if p.grad is not None]
-    if own:
-        torch.nn.utils.clip_grads_with_norm_(own, max_norm, total.to(own[0].device))
+def clip_gradients(gradients: Iterable[Tensor], max_norm: float, total: Tensor) -> None:
+    """Scale gradients in place as `clip_grad_norm_` does: by 1 where nothing clips, not at all where nothing can.
+
+    Args:
+        gradients: of this device.
+        max_norm: what the whole model's norm is clipped to.
+        total: the norm.
+    """
+    gradients = list(gradients)
+    if gradients and math.isfinite(max_norm):
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / (total + 1e-6), max=1.0).to(gradients[0].device))

@@ -7,22 +7,24 @@ starts again. Weights, optimizer state and losses are those of a synchronous ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import Enum, unique
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_zb.execution.gradient_norm import NormSlots, local_norms, total_norm
+from lightning_zb.execution.gradient_norm import NormSlots, clip_gradients, local_norms, total_norm
+from lightning_zb.execution.group_values import Values, changed_values, group_values, set_group_values
+from lightning_zb.execution.host_copy import HostCopy, copy_to_host
+from lightning_zb.execution.loss_scale import LossScale
 from lightning_zb.execution.protocols import StepOwner
-from lightning_zb.execution.rollback import Inversion, Snapshot, check_invertible
+from lightning_zb.execution.rollback import Inversion, Snapshot, UsualNorms, check_invertible
 from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
-from lightning_zb.execution.validation import ExpectedVerdict, Outcome, ValidationChain, Verdict, coefficient, judge
-
-_OUT_OF_PROPORTION = 1e3  # in place, Adam's second moment is lost from about 1e4 times a gradient's history
+from lightning_zb.execution.validation import ExpectedVerdict, Outcome, Report, ValidationChain, Verdict, clips, judge
 
 
 @unique
@@ -47,8 +49,8 @@ class _Pending:
     """
 
     gradients: dict[nn.Parameter, Tensor]
-    before: list[dict[str, Any]]
-    after: list[dict[str, Any]]
+    before: Values
+    after: Values
     undo: Callable[[], None] | None
     max_norm: float
     verdict: ExpectedVerdict
@@ -65,7 +67,11 @@ class OptimisticStep:
         rollback: how a step is undone.
         switch: decides which steps are optimistic; equal on all devices.
         on_host: keep copies for an exact rollback in pinned host memory.
-        error_if_nonfinite: raise instead of skipping a step whose norm is not finite.
+        error_if_nonfinite: raise instead of skipping a step whose norm is not finite; a loss scaler's skips never raise.
+        loss_scale: of 16-bit training.
+        copy: how norms reach the host.
+        waits_for_norms: know this device's own norms before stepping, and hold the step where they clip already; else
+            step at once and let a thread wait for them, so that the host runs ahead of the device.
     """
 
     owner: StepOwner
@@ -75,9 +81,14 @@ class OptimisticStep:
     switch: ModeSwitch = field(default_factory=ModeSwitch.always)
     on_host: bool = False
     error_if_nonfinite: bool = False
+    loss_scale: LossScale | None = None
+    copy: Callable[[Tensor], HostCopy] = copy_to_host
+    waits_for_norms: bool = True
+    _max_norm: float | None = None
+    _verdict: Verdict | None = None
     _pending: _Pending | None = None
     _restart_due: bool = False
-    _usual_norms: Tensor | None = None
+    _usual: UsualNorms = field(default_factory=UsualNorms)
 
     def __post_init__(self) -> None:
         if self.rollback is Rollback.INPLACE:
@@ -85,71 +96,133 @@ class OptimisticStep:
 
     # -- the end of a step -----------------------------------------------------------------------------------------
 
-    def finish(self, max_norm: float, finishing_order: tuple[int, ...]) -> None:
-        """Step now, hold the step, or step with everybody; called when all gradients of the step are there.
+    @property
+    def is_optimistic(self) -> bool:
+        """Whether the step that ends next is finished before the norm of the whole model is known."""
+        return self.chain is not None and self.chain.num_devices > 1 and self.switch.is_optimistic
 
-        Gradients are consumed: `.grad` is None afterwards.
+    def clip(self, max_norm: float) -> None:
+        """Clip the whole model's gradients by their norm: now, or once the step is validated.
 
         Args:
-            max_norm: clip the norm of the whole model's gradients to it; infinity to only look for non-finite ones.
+            max_norm: what they are clipped to.
+
+        Raises:
+            RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
+        """
+        self._max_norm = max_norm
+        if not self.is_optimistic:
+            self._verdict = self._judge_together(max_norm)
+            if self._verdict.outcome is not Outcome.SKIP:
+                clip_gradients(self._gradients().values(), max_norm, self._verdict.total_norm)
+
+    def finish(self, finishing_order: tuple[int, ...]) -> None:
+        """Step now, hold the step, or step with everybody; called when all gradients of the step are there.
+
+        An optimistic step takes the gradients off their parameters.
+
+        Args:
             finishing_order: devices by the time they finish a step (`Program.finishing_order`).
 
         Raises:
             RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
         """
-        parameters = self._parameters()
-        slots = local_norms(parameters, [not self.owner.is_copy(p) for p in parameters])
-        if self.chain is not None and self.switch.is_optimistic and len(finishing_order) > 1:
-            self._finish_optimistically(self.chain, parameters, slots, max_norm, finishing_order)
-        else:
-            slots = slots if self.chain is None else self.chain.reduce(slots)
-            self._finish_knowing(judge(total_norm(slots, parameters), max_norm, someone_held=False), max_norm)
-        for parameter in parameters:
-            parameter.grad = None
-
-    def _finish_optimistically(
-        self,
-        chain: ValidationChain,
-        parameters: list[nn.Parameter],
-        slots: NormSlots,
-        max_norm: float,
-        order: tuple[int, ...],
-    ) -> None:
-        chain.finish()
-        own, held = slots, False
-        place = order.index(chain.device)
-        if place > 0:
-            before, held = chain.receive_prefix(order[place - 1], len(parameters))
-            slots = before + slots
-        total = total_norm(slots, parameters)
-        if place == len(order) - 1:
-            verdict = judge(total, max_norm, held)
-            chain.send_verdict(order[:-1], verdict)
-            self._restart_due = verdict.outcome is not Outcome.KEEP  # the others have begun the next step
-            self._finish_knowing(verdict, max_norm)
+        max_norm, verdict = self._max_norm, self._verdict
+        self._max_norm = self._verdict = None
+        if max_norm is None:
+            if self.loss_scale is None:
+                self.owner.step()
+                return
+            max_norm = math.inf
+        if verdict is None and self.is_optimistic:
+            assert self.chain is not None
+            self._finish_optimistically(self.chain, max_norm, finishing_order)
             return
-        held = held or not coefficient(total, max_norm) >= 1 or not self._can_be_undone(own)
-        chain.send_prefix(order[place + 1], slots, held)
-        gradients = {p: p.grad for p in parameters if p.grad is not None}
-        before_step = _group_values(self.owner.optimizer)
-        pending = _Pending(gradients, before_step, before_step, None, max_norm, chain.expect_verdict(order[-1]))
-        if held:
+        verdict = verdict or self._judge_together(max_norm)
+        if verdict.outcome is not Outcome.SKIP:
+            self.owner.step()
+
+    def _finish_optimistically(self, chain: ValidationChain, max_norm: float, order: tuple[int, ...]) -> None:
+        chain.finish()
+        parameters = self._parameters()
+        report = self._local_report(max_norm)
+        place = order.index(chain.device)
+        if not self.waits_for_norms:
+            verdict = ExpectedVerdict(lambda: self._relay(chain, report(), max_norm, order))
+            self._pend(max_norm, verdict, holds=False)
+            return
+        own = known = report()
+        if place > 0:
+            known = chain.receive_prefix(order[place - 1], len(parameters)) + own
+        total = total_norm(known.slots, parameters)
+        if place == len(order) - 1:
+            outcome = judge(known, total, max_norm, self.loss_scale is not None)
+            chain.send_verdict(order[:-1], outcome)
+            self._restart_due = outcome.outcome is not Outcome.KEEP  # the others have begun the next step
+            self._note(outcome)
+            if outcome.outcome is not Outcome.SKIP:
+                clip_gradients(self._gradients().values(), max_norm, outcome.total_norm)
+                self.owner.step()
+            for parameter in parameters:
+                parameter.grad = None
+            return
+        holds = known.held or known.overflowed or clips(total, max_norm)
+        if self.rollback is Rollback.INPLACE:  # which loses moments where gradients dwarf their history
+            holds = not self._usual.fit(own.slots.values) or holds
+        chain.send_prefix(order[place + 1], replace(known, held=holds))
+        self._pend(max_norm, ExpectedVerdict(lambda: chain.receive_verdict(order[-1])), holds)
+
+    def _pend(self, max_norm: float, verdict: ExpectedVerdict, holds: bool) -> None:
+        """Step, or hold the step, until the verdict is there."""
+        gradients = self._gradients()
+        before = group_values(self.owner.optimizer)
+        undo, after = None, before
+        if holds:
             self.statistics.holds += 1
             self.owner.optimizer._opt_called = True  # type: ignore[attr-defined]  # the learning rate may move on before it
         else:
-            pending.undo = self._prepare_undo(gradients)
+            undo = self._prepare_undo(gradients)
             self.owner.step()
-            pending.after = _group_values(self.owner.optimizer)
+            after = group_values(self.owner.optimizer)
             self.statistics.optimistic_steps += 1
-        self._pending = pending
+        for parameter in gradients:
+            parameter.grad = None
+        self._pending = _Pending(gradients, before, after, undo, max_norm, verdict)
 
-    def _finish_knowing(self, verdict: Verdict, max_norm: float) -> None:
-        """Step with final gradients, or skip."""
+    def _relay(self, chain: ValidationChain, own: Report, max_norm: float, order: tuple[int, ...]) -> Verdict:
+        """Pass reports on and wait for the verdict, or reach it; in a thread of its own."""
+        parameters = self._parameters()
+        place = order.index(chain.device)
+        if place > 0:
+            own = chain.receive_prefix(order[place - 1], len(parameters)) + own
+        if place < len(order) - 1:
+            chain.send_prefix(order[place + 1], own)
+            return chain.receive_verdict(order[-1])
+        verdict = judge(own, total_norm(own.slots, parameters), max_norm, self.loss_scale is not None)
+        chain.send_verdict(order[:-1], verdict)
+        return verdict
+
+    def _local_report(self, max_norm: float) -> Callable[[], Report]:
+        """Start to find out what the others must know of this device's gradients; the call's result waits for it."""
+        parameters = self._parameters()
+        overflow = None if self.loss_scale is None else self.loss_scale.overflow(self.copy)
+        norms = None
+        if math.isfinite(max_norm):
+            norms = local_norms(parameters, [not self.owner.is_copy(p) for p in parameters], self.copy)
+
+        def get() -> Report:
+            slots = NormSlots.empty(len(parameters)) if norms is None else norms.get()
+            return Report(slots, overflowed=overflow is not None and bool(overflow.get() > 0))
+
+        return get
+
+    def _judge_together(self, max_norm: float) -> Verdict:
+        """The verdict, with everybody waiting for it."""
+        report = self._local_report(max_norm)()
+        report = report if self.chain is None else self.chain.reduce(report)
+        verdict = judge(report, total_norm(report.slots, self._parameters()), max_norm, self.loss_scale is not None)
         self._note(verdict)
-        if verdict.outcome is not Outcome.SKIP:
-            gradients = {p: p.grad for p in self._parameters() if p.grad is not None}
-            _clip(gradients, max_norm, verdict.total_norm)
-            self.owner.step()
+        return verdict
 
     # -- the verdict -----------------------------------------------------------------------------------------------
 
@@ -207,20 +280,32 @@ class OptimisticStep:
         if self.chain is not None:
             self.chain.finish()
 
-    def abandon(self) -> None:
-        """Forget a pending step without waiting: after an exception its verdict may never come."""
+    def abandon(self, seconds: float = 2.0) -> None:
+        """After an exception leave validated weights: those of the pending step if its verdict comes, else those before it.
+
+        Args:
+            seconds: how long to wait for the verdict, which may never come.
+        """
+        pending = self._pending
+        if pending is None:
+            return
+        if pending.verdict.wait(seconds):
+            with suppress(RuntimeError):  # what went wrong first is the error that counts
+                self.flush()
+        elif pending.undo is not None:
+            self._redo(pending, None)
         self._pending = None
 
     @torch.no_grad()
     def _redo(self, pending: _Pending, norm: Tensor | None) -> None:
         """Undo the step if it was taken and, where it has a norm, take it with clipped gradients and its own group values."""
         optimizer = self.owner.optimizer
-        now = _group_values(optimizer)
-        _set_group_values(optimizer, pending.before)
+        now = group_values(optimizer)
+        set_group_values(optimizer, pending.before)
         if pending.undo is not None:
             pending.undo()
         if norm is not None:
-            _clip(pending.gradients, pending.max_norm, norm)
+            clip_gradients(pending.gradients.values(), pending.max_norm, norm)
             waiting = {p: p.grad for p in pending.gradients}
             for parameter, gradient in pending.gradients.items():
                 parameter.grad = gradient
@@ -228,68 +313,30 @@ class OptimisticStep:
                 self.owner.step()
             for parameter, old in waiting.items():
                 parameter.grad = old
-        moved = [
-            {key: value for key, value in group.items() if not _same(value, after.get(key))}
-            for group, after in zip(now, pending.after, strict=True)
-        ]
-        _set_group_values(optimizer, moved)
+        set_group_values(optimizer, changed_values(now, pending.after))
 
     def _note(self, verdict: Verdict) -> None:
+        skips = verdict.outcome is Outcome.SKIP
         if self.switch.note(restarted=verdict.outcome is not Outcome.KEEP):
             self.statistics.switches += 1
-        if verdict.outcome is Outcome.SKIP:
-            self.statistics.skips += 1
-            if self.error_if_nonfinite:
-                raise RuntimeError(
-                    f"the gradient norm is {float(verdict.total_norm)}; no device has stepped "
-                    "(set error_if_nonfinite=False to skip such steps)"
-                )
+        self.statistics.skips += skips
+        if self.loss_scale is not None:
+            self.loss_scale.update(overflowed=skips)
+        elif skips and self.error_if_nonfinite:
+            raise RuntimeError(
+                f"the gradient norm is {float(verdict.total_norm)}; no device has stepped "
+                "(set error_if_nonfinite=False to skip such steps)"
+            )
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.owner.optimizer.param_groups for p in group["params"]]
 
+    def _gradients(self) -> dict[nn.Parameter, Tensor]:
+        return {p: p.grad for p in self._parameters() if p.grad is not None}
+
     def _prepare_undo(self, gradients: dict[nn.Parameter, Tensor]) -> Callable[[], None]:
         if self.rollback is Rollback.INPLACE:
             return Inversion.prepare(self.owner.optimizer, gradients).restore
         return Snapshot.take(self.owner.optimizer, gradients, self.on_host).restore
-
-    def _can_be_undone(self, own: NormSlots) -> bool:
-        """In place, hold a step whose gradients are out of proportion to what they usually are."""
-        if self.rollback is Rollback.EXACT:
-            return True
-        usual = own.values if self._usual_norms is None else self._usual_norms
-        fits = not bool((own.values > _OUT_OF_PROPORTION * usual)[usual > 0].any())
-        if bool(torch.isfinite(own.values).all()):
-            self._usual_norms = torch.where(usual > 0, 0.9 * usual + 0.1 * own.values, own.values)
-        return fits
-
-
-def _clip(gradients: dict[nn.Parameter, Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scale gradients in place as `clip_grad_norm_` does; it multiplies by 1 where nothing clips."""
-    if gradients:
-        values = list(gradients.values())
-        torch._foreach_mul_(values, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(values[0].device))
-
-
-def _group_values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [
-        {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
-def _set_group_values(optimizer: torch.optim.Optimizer, values: list[dict[str, Any]]) -> None:
-    for group, new in zip(optimizer.param_groups, values, strict=True):
-        for key, value in new.items():
-            if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
-                group[key].copy_(value)  # schedulers hold on to a learning rate that is a tensor
-            else:
-                group[key] = value
-
-
-def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.equal(first, second)
-    return first is second or bool(first == second)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 Gradients = Mapping[nn.Parameter, Tensor]
 
+_OUT_OF_PROPORTION = 1e3  # Adam's second moment is lost from about 1e4 times a gradient's history
+
 
 # -- exact ---------------------------------------------------------------------------------------------------------
 
@@ -120,6 +122,25 @@ class Inversion:
                     undo(parameter, -gradient if group["maximize"] else gradient, state, group)
                     if parameter not in self.had_state:
                         self.optimizer.state.pop(parameter, None)
+
+
+@dataclass(slots=True)
+class UsualNorms:
+    """Gradient norms as they usually are; a step that is out of proportion to them should not be taken to be inverted.
+
+    Args:
+        norms: running mean of each parameter's norm, 0 where it never had a gradient.
+    """
+
+    norms: Tensor | None = None
+
+    def fit(self, norms: Tensor) -> bool:
+        """Whether these norms are in proportion; they are remembered where they are finite."""
+        usual = norms if self.norms is None else self.norms
+        fits = not bool((norms > _OUT_OF_PROPORTION * usual)[usual > 0].any())
+        if bool(torch.isfinite(norms).all()):
+            self.norms = torch.where(usual > 0, 0.9 * usual + 0.1 * norms, norms)
+        return fits
 
 
 def check_invertible(optimizer: torch.optim.Optimizer) -> None:

@@ -43,6 +43,11 @@ class ModeSwitch:
         """Synchronous first, optimistic once gradients stop being clipped."""
         return cls(is_optimistic=False, adapts=True)
 
+    @property
+    def may_be_optimistic(self) -> bool:
+        """Whether any step will ever be."""
+        return self.is_optimistic or self.adapts
+
     def note(self, restarted: bool) -> bool:
         """Take note of a step's verdict.
 

@@ -7,7 +7,7 @@ the last one knows the norm of the whole model and sends everybody the verdict, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Any
@@ -36,8 +36,37 @@ class Outcome(Enum):
         return {
             Outcome.KEEP: "nobody clips: every step that was taken stands",
             Outcome.REDO: "gradients are clipped or a device held its step: all step again, and the next step starts again",
-            Outcome.SKIP: "the norm is not finite: nobody steps, and the next step starts again",
+            Outcome.SKIP: "a gradient is not finite: nobody steps, and the next step starts again",
         }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of a step's gradients, of one device or of several.
+
+    Args:
+        slots: their norms.
+        overflowed: the loss scaler found one that is not finite; always false without a scaler.
+        held: a device has held its step.
+    """
+
+    slots: NormSlots
+    overflowed: bool = False
+    held: bool = False
+
+    def __add__(self, other: Report) -> Report:
+        return Report(self.slots + other.slots, self.overflowed or other.overflowed, self.held or other.held)
+
+    def to_message(self) -> Tensor:
+        """As it travels; adding up the messages of several devices adds up their reports."""
+        flags = torch.tensor([float(self.overflowed), float(self.held)], dtype=torch.float64)
+        return torch.cat([self.slots.values, self.slots.filled, flags])
+
+    @classmethod
+    def from_message(cls, message: Tensor) -> Report:
+        """Read a report."""
+        values, filled = message[:-2].chunk(2)
+        return cls(NormSlots(values, filled), bool(message[-2]), bool(message[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,44 +77,43 @@ class Verdict:
     total_norm: Tensor
 
 
-def coefficient(total_norm: Tensor, max_norm: float) -> float:
-    """What `clip_grad_norm_` multiplies gradients with, before it is limited to 1; NaN where the norm is not finite."""
-    return float(max_norm / (total_norm + 1e-6)) if bool(torch.isfinite(total_norm)) else float("nan")
+def clips(total_norm: Tensor, max_norm: float) -> bool:
+    """Whether `clip_grad_norm_` would change gradients of this norm, or make them useless."""
+    return not bool(max_norm / (total_norm + 1e-6) >= 1)
 
 
-def judge(total_norm: Tensor, max_norm: float, someone_held: bool) -> Verdict:
-    """The verdict of the last device in the chain."""
-    if not torch.isfinite(total_norm):
+def judge(report: Report, total_norm: Tensor, max_norm: float, scales_loss: bool = False) -> Verdict:
+    """The verdict on a step, by whoever knows the whole model's gradients.
+
+    Args:
+        report: of all devices.
+        total_norm: the norm it amounts to.
+        max_norm: what gradients are clipped to.
+        scales_loss: a loss scaler decides which steps to skip; without one it is the norm.
+    """
+    skips = report.overflowed if scales_loss else not bool(torch.isfinite(total_norm))
+    if skips:
         return Verdict(Outcome.SKIP, total_norm)
-    clips = coefficient(total_norm, max_norm) < 1
-    return Verdict(Outcome.REDO if clips or someone_held else Outcome.KEEP, total_norm)
+    return Verdict(Outcome.REDO if report.held or clips(total_norm, max_norm) else Outcome.KEEP, total_norm)
 
 
-@dataclass(slots=True)
 class ExpectedVerdict:
     """A verdict on its way; a thread waits for it, since gloo cannot be polled.
 
     Args:
-        device: who waits.
-        source: who decides.
-        work: the posted receive.
-        message: its buffer.
+        wait: returns the verdict.
     """
 
-    device: int
-    source: int
-    work: Any
-    message: Tensor
-    _arrived: threading.Event = field(default_factory=threading.Event)
-    _error: RuntimeError | None = None
+    def __init__(self, wait: Callable[[], Verdict]) -> None:
+        self._arrived = threading.Event()
+        self._verdict: Verdict | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, args=(wait,), daemon=True, name="verdict").start()
 
-    def __post_init__(self) -> None:
-        threading.Thread(target=self._wait, daemon=True, name="verdict").start()
-
-    def _wait(self) -> None:
+    def _run(self, wait: Callable[[], Verdict]) -> None:
         try:
-            self.work.wait()
-        except RuntimeError as error:
+            self._verdict = wait()
+        except BaseException as error:  # raised where the verdict is asked for
             self._error = error
         self._arrived.set()
 
@@ -93,6 +121,10 @@ class ExpectedVerdict:
     def has_arrived(self) -> bool:
         """Whether `get` returns at once."""
         return self._arrived.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, but no longer than this; whether it has arrived."""
+        return self._arrived.wait(seconds)
 
     def get(self) -> Verdict:
         """Wait for the verdict.
@@ -102,12 +134,9 @@ class ExpectedVerdict:
         """
         self._arrived.wait()
         if self._error is not None:
-            raise TransportError(
-                f"device {self.device} failed waiting for the verdict on its optimizer step: "
-                f"device {self.source} has ended or does not answer ({self._error})"
-            ) from self._error
-        outcome, norm, dtype = self.message.tolist()
-        return Verdict(Outcome(int(outcome)), torch.tensor(norm, dtype=torch.float64).to(_DTYPES[int(dtype)]))
+            raise self._error
+        assert self._verdict is not None
+        return self._verdict
 
 
 @dataclass(slots=True)
@@ -125,28 +154,26 @@ class ValidationChain:
     def device(self) -> int:
         return self.channels.device
 
-    def receive_prefix(self, source: int, num_parameters: int) -> tuple[NormSlots, bool]:
-        """The norms of all devices that finish before this one, and whether one of them held its step."""
-        message = torch.empty(2 * num_parameters + 1, dtype=torch.float64)
-        try:
-            dist.recv(message, src=self.channels.ranks[source], group=self.channels.validation)
-        except RuntimeError as error:
-            raise TransportError(
-                f"device {self.device} failed waiting for the gradient norms of device {source}, "
-                f"which has ended or does not answer ({error})"
-            ) from error
-        return NormSlots(message[:num_parameters], message[num_parameters:-1]), bool(message[-1])
+    @property
+    def num_devices(self) -> int:
+        return len(self.channels.ranks)
 
-    def send_prefix(self, destination: int, slots: NormSlots, held: bool) -> None:
-        """Pass the norms on."""
-        held_flag = torch.tensor([float(held)], dtype=torch.float64)
-        self._send(destination, torch.cat([slots.values, slots.filled, held_flag]))
+    def receive_prefix(self, source: int, num_parameters: int) -> Report:
+        """What is known of all devices that finish before this one."""
+        message = torch.empty(2 * num_parameters + 2, dtype=torch.float64)
+        self._receive(message, source, "the gradient norms")
+        return Report.from_message(message)
 
-    def expect_verdict(self, source: int) -> ExpectedVerdict:
-        """Start waiting for the last device's verdict."""
+    def send_prefix(self, destination: int, report: Report) -> None:
+        """Pass on what is known."""
+        self._send(destination, report.to_message())
+
+    def receive_verdict(self, source: int) -> Verdict:
+        """Wait for the last device's verdict."""
         message = torch.empty(3, dtype=torch.float64)
-        work = dist.irecv(message, src=self.channels.ranks[source], group=self.channels.validation)
-        return ExpectedVerdict(self.device, source, work, message)
+        self._receive(message, source, "the verdict on its optimizer step")
+        outcome, norm, dtype = message.tolist()
+        return Verdict(Outcome(int(outcome)), torch.tensor(norm, dtype=torch.float64).to(_DTYPES[int(dtype)]))
 
     def send_verdict(self, destinations: Sequence[int], verdict: Verdict) -> None:
         """Tell everybody."""
@@ -155,17 +182,25 @@ class ValidationChain:
         for destination in destinations:
             self._send(destination, message)
 
-    def reduce(self, slots: NormSlots) -> NormSlots:
-        """The norms of all devices, at once and with everybody waiting."""
-        packed = torch.stack([slots.values, slots.filled])
-        dist.all_reduce(packed, group=self.channels.validation)
-        return NormSlots(packed[0], packed[1])
+    def reduce(self, report: Report) -> Report:
+        """What is known of all devices, at once and with everybody waiting."""
+        message = report.to_message()
+        dist.all_reduce(message, group=self.channels.validation)
+        return Report.from_message(message)
 
     def finish(self) -> None:
         """Free what the step before sent; it has arrived, since its verdict has."""
         for work, _ in self._sending:
             work.wait()
         self._sending = []
+
+    def _receive(self, message: Tensor, source: int, what: str) -> None:
+        try:
+            dist.recv(message, src=self.channels.ranks[source], group=self.channels.validation)
+        except RuntimeError as error:
+            raise TransportError(
+                f"device {self.device} failed waiting for {what}: device {source} has ended or does not answer ({error})"
+            ) from error
 
     def _send(self, destination: int, message: Tensor) -> None:
         rank = self.channels.ranks[destination]

@@ -44,6 +44,8 @@ class StepRunner:
         self._microbatches: Sequence[tuple[Any, ...]] = ()
         self._step = 0
         self._divisor: int | None = None
+        self.scale_loss: Callable[[Tensor], Tensor] | None = None
+        """A loss scaler's; asked when a loss is there, since the scale may still move during the warm-up."""
         self.recorder: LayerRecorder | None = None
         """Takes the times of layers; None unless profiling."""
         self.shared = shared_parameters(module, interception.stack, windows, chunks)
@@ -130,7 +132,8 @@ class StepRunner:
         self.losses[microbatch] = loss.detach()
         if microbatch == len(self._microbatches) - 1:  # holding every microbatch's logits would cost memory
             self.outputs[microbatch] = _detached(result)
-        return loss / self._divisor
+        loss = loss / self._divisor
+        return loss if self.scale_loss is None else self.scale_loss(loss)
 
     def _set_batch(self, args: tuple[Any, ...]) -> None:
         """`self.log` weighs by the batch size of the running microbatch, not of the last one that was fetched."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders
-from lightning_zb.planning.budget import activation_limits, fits, infeasible
+from lightning_zb.planning.budget import activation_limits, fits, infeasible, smaller_limits
 from lightning_zb.planning.builders.blocks import ALL_SLOPES, block_schedules
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
@@ -25,6 +25,9 @@ from lightning_zb.planning.search import Searcher
 
 DEFAULT_EFFORT = 28
 """Work units of `auto`, over all placements; see `search.DEFAULT_EFFORT` for what a unit is."""
+
+MOST_PASSES_TO_REPEAT = 1000
+"""Problems up to that many passes are searched within smaller budgets too, each with the whole effort."""
 
 MOST_CHUNKS_PER_DEVICE = 8  # more transfers than that never paid at the costs of the papers
 
@@ -154,7 +157,8 @@ def _plan(request: PlanRequest) -> Plan:
     started = time.perf_counter()
     candidates = make_candidates(request, seed, objective)
     deadline = None if seconds is None else started + float(seconds)  # type: ignore[arg-type]
-    costs, best = request.costs, find_best(candidates, effort, deadline)
+    best = _try_less_memory(candidates, find_best(candidates, effort, deadline), effort, seed, deadline)
+    costs = request.costs
     result = best.searcher.result()
     bound = bounds_of_orders(
         best.problem.placement, best.problem.chunk_costs, costs, request.num_microbatches, best.problem.limits, objective
@@ -174,6 +178,43 @@ def _plan(request: PlanRequest) -> Plan:
             f"the least bound of the others {other:.6g} s"
         ),
     )
+
+
+def _try_less_memory(candidates: list[Candidate], best: Candidate, effort: int, seed: int, deadline: float | None) -> Candidate:
+    """Search small problems within smaller budgets too: there a plan is never worse than one of a smaller eighth of memory.
+
+    A plan that fits less memory fits more, but a search may miss it. Bounds, which only grow as memory shrinks, end this.
+    """
+    if max(c.searcher.instance.num_passes for c in candidates) > MOST_PASSES_TO_REPEAT:
+        return best
+    by_level: dict[float, list[Candidate]] = {}
+    for candidate in candidates:
+        problem, whole = candidate.problem, candidate.problem.costs.activation_bytes
+        for level, limits in smaller_limits(problem.limits, smallest_limits(problem), whole):
+            by_level.setdefault(level, []).append(replace(candidate, problem=replace(problem, limits=limits)))
+    for level in sorted(by_level, reverse=True):
+        lower = [_searched(c.name, c.partition, c.problem, seed, best.searcher.objective) for c in by_level[level]]
+        if min(c.searcher.bound.seconds for c in lower) >= best.searcher.value:
+            break
+        found = find_best(lower, effort, deadline)
+        if found.searcher.value < best.searcher.value:
+            best = next(c for c in candidates if c.name == found.name)
+            best.searcher.offer(found.searcher.result().schedule)
+    return best
+
+
+def _searched(name: str, partition: Partition, problem: Problem, seed: int, objective: Objective) -> Candidate:
+    """A candidate whose search has not begun."""
+    searcher = Searcher(
+        problem.placement,
+        problem.chunk_costs,
+        problem.costs,
+        problem.num_microbatches,
+        problem.limits,
+        seed=seed,
+        objective=objective,
+    )
+    return Candidate(name, partition, problem, searcher)
 
 
 def make_candidates(request: PlanRequest, seed: int, objective: Objective) -> list[Candidate]:
@@ -200,10 +241,7 @@ def make_candidates(request: PlanRequest, seed: int, objective: Objective) -> li
                 (max(a - b for a, b in zip(least, limits, strict=True)), budget, least, costs, partition, placement)
             )
             continue
-        searcher = Searcher(
-            placement, problem.chunk_costs, costs, request.num_microbatches, problem.limits, seed=seed, objective=objective
-        )
-        candidates.append(Candidate(name, partition, problem, searcher))
+        candidates.append(_searched(name, partition, problem, seed, objective))
     if not candidates and not failures:
         chunks = ", ".join(str(n) for n in sorted({p.num_chunks for p in placements.values()}))
         raise ValueError(

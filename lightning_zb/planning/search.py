@@ -34,11 +34,11 @@ from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.simulation import tabulate
 from lightning_zb.planning.timeline import steady_period
 from lightning_zb.planning.tuned import starting_parameters
-from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, clock_durations, default_parameters, tune
+from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, clock_durations, default_parameters, manners, tune
 
 DEFAULT_EFFORT = 14
 """Work units of a search: two rounds each of 1, 2 and 4 units. A unit is about 0.15 s on one core of 2024 for up to 6,000
-passes, and grows with the number of passes to the power 0.6."""
+passes, and grows with the number of passes to the power 0.6; below 1,000 passes it shrinks likewise."""
 
 _PASSES_PER_UNIT = 1_500_000  # passes that the list scheduler places
 _LOOKS_PER_PASS = 0.6  # the annealer looks at that many passes in the time in which one is placed
@@ -128,6 +128,7 @@ class Searcher:
         self._stream = new_stream(seed)
         self._vectors: list[tuple[float, int, np.ndarray]] = []
         self._begun = False
+        self._starts: list[tuple[float, np.ndarray]] = []
         self._round = 0
         self._units = 0
         self._seconds_per_unit = 0.0
@@ -169,12 +170,14 @@ class Searcher:
         levels = (len(default_parameters(self.instance)) - 6) // 6
         starts = [default_parameters(self.instance), *starting_parameters(levels, self.instance.num_devices)]
         for start in starts:
+            costs = []
             for clock in range(NUM_CLOCKS):
                 vector = start.copy()
                 vector[CLOCK] = clock
-                self._tune(vector, 1)
+                costs.append(self._tune(vector, 1))
                 if self.optimal:
                     return
+            self._starts.append((min(costs), start))
 
     def advance(self, effort: int, deadline: float | None = None) -> None:
         """Run all rounds that fit into an effort, counted from the beginning of the search.
@@ -190,8 +193,10 @@ class Searcher:
             if self._units + size > effort or (deadline is not None and started + size * self._seconds_per_unit > deadline):
                 return
             total = self.instance.num_passes
-            unit = _PASSES_PER_UNIT * max(1.0, total / 6144) ** 0.6
-            if self._round % 2 == 0:
+            unit = _PASSES_PER_UNIT * (max(1.0, total / 6144) * min(1.0, total / 1024)) ** 0.6
+            if self._round == 0:
+                self._sweep(max(2, int(size * unit / total)))
+            elif self._round % 2 == 0:
                 vector = default_parameters(self.instance)
                 if self._vectors:
                     vector = self._vectors[self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)][2]
@@ -202,16 +207,30 @@ class Searcher:
             self._units += size
             self._seconds_per_unit = (time.perf_counter() - started) / size
 
-    def _tune(self, vector: np.ndarray, evaluations: int) -> None:
+    def _sweep(self, evaluations: int) -> None:
+        """Try the starts in other manners, the best start first in each manner."""
+        starts = [start for _, start in sorted(self._starts, key=lambda pair: pair[0])]
+        for vectors in zip(*(manners(start, self.instance.num_devices) for start in starts), strict=True):
+            for vector in vectors[:evaluations]:
+                self._tune(vector, 1)
+                if self.optimal:
+                    return
+            evaluations -= len(vectors)
+            if evaluations <= 0:
+                return
+
+    def _tune(self, vector: np.ndarray, evaluations: int) -> float:
+        """Evolve a vector, offer the best order; its cost, infinite where there was none."""
         found, order = vector.copy(), np.empty(self.instance.num_passes, np.int32)
         cost = tune(self.instance, self._durations, vector, self._stream, evaluations, self._own_start, found, order)
         if not np.isfinite(cost):
-            return
+            return cost
         if all(cost != known for known, _, _ in self._vectors):
             self._vectors.append((cost, len(self._vectors), found))
             self._vectors = sorted(self._vectors, key=lambda v: v[:2])[: 2 * _KEPT_VECTORS]
         self._tuned = order
         self._offer(order)
+        return cost
 
     def _anneal(self, work: int) -> None:
         """Continue from the best order; every other time from the order tuned last, unless that is far behind."""

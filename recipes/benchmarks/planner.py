@@ -1,96 +1,70 @@
 """How good are the planner's plans? Bubble rates of `auto` on the published costs, over memory budgets.
 
-    python -m recipes.benchmarks.planner --effort 200 --budgets 1.0 --out report.md --picture curve.png
+    python -m recipes.benchmarks.planner --results cells.jsonl --out report.md --picture curve.png
 
-prints for every row and budget the bubble rate of `auto`, the one of zb-v at the same limit, the best one of the public
-heuristics where it is known, the lower bound of the chosen placement, the placement and the search time, then how many
-passes per second the performance model runs. Every stage of a row is split evenly into layers, as many as the most chunks
-per device that are tried (`--chunks`).
+prints for every row and budget the bubble rate of `auto`, the best public one within that budget, the one of our zb-v, the
+lower bound of the chosen placement, the placement, the search time, and how many passes per second the performance model
+runs. Each cell is kept in the results file as soon as it is known, and a later run goes on from there. `--best` spends the
+efforts and seeds of `BEST` where the default misses what can be reached.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numba
 import numpy as np
 
-from lightning_zb.planning.costs import CostModel, LayerCost, Link
+from lightning_zb.planning.auto import DEFAULT_EFFORT
 from lightning_zb.planning.instance import build_instance, from_schedule, start_times
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
+from recipes.benchmarks.published import CHUNK_ROWS, STAGE_ROWS
+
+ROWS = STAGE_ROWS + CHUNK_ROWS
+BUDGETS = (0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 2.0)
+BEST: dict[tuple[int, float], tuple[int, int]] = {}
+"""Effort and seed by row and budget, where more than the default effort pays."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One profiled model: milliseconds of a whole stage, bytes per token and layer."""
+class Cell:
+    """What `auto` made of a row at a budget; one line of the results file.
 
-    model: str
-    stages: int
-    microbatches: int
-    forward: float
-    backward_input: float
-    backward_weight: float
-    communication: float
-    activation: int
-    weight_stash: int
+    Args:
+        row, budget, effort, seed, chunks: what was asked for; chunks is the most per device.
+        bubble, bound: bubble rate of the plan, and of its lower bound.
+        zb_v: bubble rate of our zb-v at the same limit.
+        placement, status: of the plan.
+        seconds: of the search.
+        passes_per_second: simulated.
+    """
 
-    def costs(self, layers_per_stage: int) -> CostModel:
-        """The cost model with each stage split evenly into layers."""
-        layer = LayerCost(
-            name="layer",
-            forward=self.forward / layers_per_stage / 1e3,
-            backward_input=self.backward_input / layers_per_stage / 1e3,
-            backward_weight=self.backward_weight / layers_per_stage / 1e3,
-            activation_bytes=self.activation / layers_per_stage,
-            weight_stash_bytes=self.weight_stash / layers_per_stage,
-        )
-        return CostModel((layer,) * (self.stages * layers_per_stage), Link(latency=self.communication / 1e3))
+    row: int
+    budget: float
+    effort: int
+    seed: int
+    chunks: int
+    bubble: float
+    bound: float
+    zb_v: float
+    placement: str
+    status: str
+    seconds: float
+    passes_per_second: float
 
-
-# Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR 2024), Table 6: profiled times; memory from its Table 1.
-STAGE_ROWS = (
-    Row("1.5B", 8, 24, 18.522, 18.086, 9.337, 0.601, 201216, 73728),
-    Row("1.5B", 8, 32, 18.513, 18.086, 9.331, 0.626, 201216, 73728),
-    Row("1.5B", 8, 64, 18.546, 18.097, 9.321, 0.762, 201216, 73728),
-    Row("6.2B", 8, 24, 29.718, 29.444, 19.927, 0.527, 303104, 131072),
-    Row("6.2B", 8, 32, 29.802, 29.428, 19.53, 0.577, 303104, 131072),
-    Row("6.2B", 8, 64, 29.935, 29.621, 19.388, 0.535, 303104, 131072),
-    Row("14.6B", 16, 48, 11.347, 11.248, 8.132, 0.377, 378880, 163840),
-    Row("14.6B", 16, 64, 11.307, 11.254, 8.101, 0.379, 378880, 163840),
-    Row("14.6B", 16, 128, 11.325, 11.308, 8.109, 0.378, 378880, 163840),
-    Row("28.3B", 32, 96, 10.419, 10.207, 7.715, 0.408, 454656, 196608),
-    Row("28.3B", 32, 128, 10.408, 10.204, 7.703, 0.408, 454656, 196608),
-    Row("28.3B", 32, 256, 10.402, 10.248, 7.698, 0.46, 454656, 196608),
-)
-# The authors' script for ZB-V (arXiv 2401.10241, branch arxiv, efficiency.py): times per chunk, here doubled to a stage.
-CHUNK_ROWS = (
-    Row("6.2B", 16, 48, 28.814, 28.76, 19.352, 1.61, 303104, 131072),
-    Row("6.2B", 16, 64, 28.824, 28.786, 19.376, 1.621, 303104, 131072),
-    Row("6.2B", 16, 128, 28.632, 28.612, 19.278, 1.619, 303104, 131072),
-    Row("14.6B", 24, 72, 13.526, 13.938, 10.502, 0.755, 378880, 163840),
-    Row("14.6B", 24, 96, 13.566, 13.968, 10.518, 0.758, 378880, 163840),
-    Row("14.6B", 24, 192, 13.57, 13.98, 10.52, 0.77, 378880, 163840),
-    Row("28.3B", 32, 96, 18.916, 19.496, 14.576, 0.879, 454656, 196608),
-    Row("28.3B", 32, 128, 18.938, 19.488, 14.612, 0.892, 454656, 196608),
-    Row("28.3B", 32, 256, 18.894, 19.288, 14.386, 0.887, 454656, 196608),
-)
+    @property
+    def asked(self) -> tuple[int, float, int, int, int]:
+        return self.row, self.budget, self.effort, self.seed, self.chunks
 
 
-def plan_row(row: Row, budget: float, schedule: str, chunks: int, **options: Any) -> tuple[Plan, float]:
-    """The plan of a row at a budget, and the seconds it took."""
-    started = time.perf_counter()
-    plan = make_plan(row.costs(chunks), row.stages, row.microbatches, schedule, budget, **options)
-    return plan, time.perf_counter() - started
-
-
-def passes_per_second(plan: Plan, repetitions: int = 50) -> float:
+def passes_per_second(plan: Plan, repetitions: int = 20) -> float:
     """How many passes of a plan's order the search simulates in a second."""
     chunk_costs = plan.costs.chunks(plan.partition)
     instance = build_instance(plan.placement, chunk_costs, plan.costs, plan.num_microbatches)
@@ -103,87 +77,155 @@ def passes_per_second(plan: Plan, repetitions: int = 50) -> float:
     return repetitions * instance.num_passes / (time.perf_counter() - began)
 
 
-def table_line(row: Row, budget: float, arguments: argparse.Namespace) -> tuple[str, Plan]:
-    """One line of the report, and the plan behind it."""
-    options = {"effort": arguments.effort, "seed": arguments.seed}
-    plan, seconds = plan_row(row, budget, "auto", arguments.chunks, **options)
-    reference = plan_row(row, budget, "zb-v", arguments.chunks)[0].predicted.bubble_rate
-    predicted = plan.predicted
-    ideal = predicted.step_time * (1.0 - predicted.bubble_rate)
-    bound = max(0.0, 1.0 - ideal / predicted.lower_bound)
-    name = plan.planner.reason.split()[1]
-    cells = (
+def solve(number: int, budget: float, effort: int, seed: int, chunks: int) -> Cell:
+    """Plan one cell."""
+    row = ROWS[number]
+    costs = row.costs(chunks)
+    began = time.perf_counter()
+    plan = make_plan(costs, row.stages, row.microbatches, "auto", budget, effort=effort, seed=seed)
+    seconds = time.perf_counter() - began
+    zb_v = make_plan(costs, row.stages, row.microbatches, "zb-v", budget).predicted.bubble_rate
+    return Cell(
+        number,
+        budget,
+        effort,
+        seed,
+        chunks,
+        bubble=max(0.0, plan.predicted.bubble_rate),  # rounding of sums may leave -1e-16
+        bound=max(0.0, 1.0 - plan.ideal_seconds / plan.predicted.lower_bound),
+        zb_v=max(0.0, zb_v),
+        placement=plan.planner.reason.split()[1],
+        status=plan.planner.status.value,
+        seconds=seconds,
+        passes_per_second=passes_per_second(plan),
+    )
+
+
+def read_cells(path: Path | None) -> dict[tuple[int, float, int, int, int], Cell]:
+    """The cells of a results file, by what was asked for."""
+    if path is None or not path.exists():
+        return {}
+    cells = [Cell(**json.loads(line)) for line in path.read_text().splitlines()]
+    return {cell.asked: cell for cell in cells}
+
+
+_HEAD = (
+    "| model | P | m | budget | auto | public | zb-v | bound | placement | status | effort, seed | seconds | passes/s |",
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def table_line(cell: Cell) -> str:
+    """One line of the report."""
+    row = ROWS[cell.row]
+    public = row.best_public(cell.budget)
+    columns = (
         row.model,
         str(row.stages),
         str(row.microbatches),
-        f"{budget:g}",
-        f"{max(0.0, predicted.bubble_rate):.4f}",  # rounding of sums may leave -1e-16
-        f"{reference:.4f}",
-        f"{bound:.4f}",
-        name,
-        plan.planner.status.value,
-        f"{seconds:.1f}",
+        f"{cell.budget:g}",
+        f"{cell.bubble:.4f}",
+        "-" if public is None else f"{public[1]:.4f} {public[0]}",
+        f"{cell.zb_v:.4f}",
+        f"{cell.bound:.4f}",
+        cell.placement,
+        cell.status,
+        f"{cell.effort}, {cell.seed}",
+        f"{cell.seconds:.1f}",
+        f"{cell.passes_per_second:.2g}",
     )
-    return "| " + " | ".join(cells) + " |", plan
+    return "| " + " | ".join(columns) + " |"
 
 
-def draw(points: dict[str, list[tuple[float, float]]], path: Path) -> None:
-    """The memory-bubble curve of every row."""
+def _panel(number: int) -> str:
+    """The title under which a row is drawn: rows that differ in microbatches alone share it."""
+    return f"{ROWS[number].model}, {ROWS[number].stages} devices" + (", times per chunk" if number >= len(STAGE_ROWS) else "")
+
+
+def draw(cells: list[Cell], path: Path) -> None:
+    """The memory-bubble curves: a panel for each model and size, a line for each number of microbatches."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for label, values in points.items():
-        axes.plot(*zip(*sorted(values), strict=True), marker="o", markersize=3, label=label)
-    axes.set_xlabel("memory budget (1.0 = activations of the whole model for one microbatch)")
-    axes.set_ylabel("bubble rate")
-    axes.set_ylim(bottom=0.0)
-    axes.legend(fontsize=7)
+    numbers = sorted({c.row for c in cells})
+    titles = list(dict.fromkeys(_panel(n) for n in numbers))
+    columns = min(4, len(titles))
+    lines = -(-len(titles) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(3.6 * columns, 3.1 * lines), squeeze=False, sharey=True)
+    for axis in axes.flat[len(titles) :]:
+        axis.set_visible(False)
+    for axis, title in zip(axes.flat, titles, strict=False):
+        for index, number in enumerate(n for n in numbers if _panel(n) == title):
+            row, colour = ROWS[number], f"C{index}"
+            curve = sorted((c.budget, c.bubble) for c in cells if c.row == number)
+            axis.plot(*zip(*curve, strict=True), color=colour, marker="o", markersize=3, label=f"auto, m={row.microbatches}")
+            public = [(least, rate) for _, least, rate in row.public if least <= curve[-1][0]]
+            axis.plot(*zip(*public, strict=True), color=colour, marker="x", markersize=5, linestyle="none", alpha=0.6)
+        axis.plot([], [], color="grey", marker="x", linestyle="none", label="public")
+        axis.set(title=title, ylim=(0.0, 0.36), xlabel="memory budget")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("bubble rate")
+    figure.suptitle("Bubble rate by memory budget (1.0: the whole model's activations for one microbatch)", fontsize=11)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=130)
+
+
+def report(cells: list[Cell], command: str) -> str:
+    """The Markdown report."""
+    lines = [
+        f"# Planner: bubble rates on the published costs, {date.today().isoformat()}",
+        "",
+        f"{platform.processor() or platform.machine()}, one process on one core, Python {platform.python_version()}, "
+        f"numba {numba.__version__}, numpy {np.__version__}. `{command}`",
+        "",
+        *_HEAD,
+        *(table_line(cell) for cell in cells),
+        "",
+        f"Passes simulated per second: at most {max(c.passes_per_second for c in cells):.2g}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main(argv: list[str] | None = None) -> None:
     """Print the table; write the report and the picture where asked."""
     parser = argparse.ArgumentParser(description="bubble rates of auto on the published costs")
-    parser.add_argument("--effort", type=int, default=28, help="work units of every search")
+    parser.add_argument("--effort", type=int, default=DEFAULT_EFFORT, help="work units of every search")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--best", action="store_true", help="more effort and other seeds where they pay")
     parser.add_argument("--chunks", type=int, default=4, help="most chunks per device")
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 2.0])
-    parser.add_argument("--rows", type=int, nargs="*", help="numbers of rows, 0 to 20; default all")
+    parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
+    parser.add_argument("--rows", type=int, nargs="*", default=range(len(ROWS)), help="numbers of rows, 0 to 20; default all")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further cell after this time")
+    parser.add_argument("--results", type=Path, help="file that keeps the cells, to go on from later")
     parser.add_argument("--out", type=Path, help="Markdown report")
-    parser.add_argument("--picture", type=Path, help="memory-bubble curve as PNG")
+    parser.add_argument("--picture", type=Path, help="memory-bubble curves as PNG")
     arguments = parser.parse_args(argv)
-    rows = STAGE_ROWS + CHUNK_ROWS
-    lines = [
-        f"# Planner: bubble rates at effort {arguments.effort}, seed {arguments.seed}, {date.today().isoformat()}",
-        "",
-        f"{platform.processor() or platform.machine()}, one core, Python {platform.python_version()}, "
-        f"numba {numba.__version__}, numpy {np.__version__}.",
-        "",
-        "| model | P | m | budget | auto | zb-v | bound | placement | status | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
-    points: dict[str, list[tuple[float, float]]] = {}
-    speed = 0.0
-    for number in range(len(rows)) if arguments.rows is None else arguments.rows:
-        row = rows[number]
+    began = time.perf_counter()
+    known, cells = read_cells(arguments.results), []
+    print("\n".join(_HEAD), flush=True)
+    for number in arguments.rows:
         for budget in arguments.budgets:
-            line, plan = table_line(row, budget, arguments)
-            print(line, flush=True)
-            lines.append(line)
-            label = f"{row.model} P={row.stages} m={row.microbatches}"
-            points.setdefault(label, []).append((budget, plan.predicted.bubble_rate))
-            speed = max(speed, passes_per_second(plan))
-    lines += ["", f"Passes simulated per second: {speed:.3g}."]
-    print(lines[-1])
-    if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n")
-    if arguments.picture:
-        draw(points, arguments.picture)
+            effort, seed = arguments.effort, arguments.seed
+            if arguments.best:
+                effort, seed = BEST.get((number, budget), (effort, seed))
+            asked = (number, budget, effort, seed, arguments.chunks)
+            if asked not in known:
+                if time.perf_counter() - began > arguments.seconds:
+                    continue
+                known[asked] = solve(*asked)
+                if arguments.results is not None:
+                    with arguments.results.open("a") as file:
+                        file.write(json.dumps(asdict(known[asked])) + "\n")
+            cells.append(known[asked])
+            print(table_line(cells[-1]), flush=True)
+    if cells and arguments.out:
+        arguments.out.write_text(report(cells, "python -m recipes.benchmarks.planner" + " --best" * arguments.best))
+    if cells and arguments.picture:
+        draw(cells, arguments.picture)
 
 
 if __name__ == "__main__":

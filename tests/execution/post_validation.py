@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_zb.execution.host_copy import copy_to_host
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.optimistic_step import OptimisticStep, Rollback
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.validation import ValidationChain
 from lightning_zb.planning.placement import Placement
-from lightning_zb.planning.schedule import Schedule
+from lightning_zb.planning.schedule import Pass, Schedule
 from tests.execution.pipeline_models import Model, Runner, SleepingRunner, greedy, make_microbatches
 from tests.execution.workers import JitteredRunner, make_executor
 
@@ -44,8 +46,10 @@ class Case:
         jitter: sleep a random while before each forward.
         uneven: shapes differ between microbatches.
         nan: (device, step) pairs whose gradients get a NaN.
+        spikes: (device, step) pairs with a gradient that makes the step clip.
         flushes: (device, step) pairs after which the device flushes alone.
         evaluations: steps after which all evaluate.
+        defers_norms: norms reach the host late, as from a device that the host runs ahead of.
         options: of the model.
     """
 
@@ -60,8 +64,10 @@ class Case:
     jitter: bool = False
     uneven: bool = False
     nan: tuple[tuple[int, int], ...] = ()
+    spikes: tuple[tuple[int, int], ...] = ()
     flushes: tuple[tuple[int, int], ...] = ()
     evaluations: tuple[int, ...] = ()
+    defers_norms: bool = False
     options: dict[str, bool] = field(default_factory=dict)
 
     def count(self, step: int) -> int:
@@ -113,10 +119,25 @@ class Owner:
         return False
 
 
-def poison(model: Model, device: int, placement: Placement) -> None:
-    block = model.blocks[placement.chunks_of(device)[0]]
-    assert block.down.weight.grad is not None
-    block.down.weight.grad[0, 0] = float("nan")
+class SlowCopy:
+    """A copy to the host that takes a while, and that the thread of the passes must not wait for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get(self) -> Tensor:
+        assert threading.current_thread() is not threading.main_thread(), "the host waits for the device"
+        time.sleep(0.03)
+        return self._tensor
+
+
+def disturb(model: Model, case: Case, device: int, step: int) -> None:
+    """What the case has in store for the gradients of a device."""
+    gradient = model.blocks[case.placement.chunks_of(device)[0]].down.weight.grad
+    if (device, step) in case.nan:
+        gradient[0, 0] = float("nan")
+    if (device, step) in case.spikes:
+        gradient[0] += case.max_norm
 
 
 def state_of(model: Model, optimizer: torch.optim.Optimizer, names: set[str]) -> dict[str, Any]:
@@ -137,7 +158,15 @@ def train_pipeline(rank: int, case: Case) -> dict[str, Any]:
     switch = {"off": ModeSwitch.never, "auto": ModeSwitch.auto}.get(case.mode, ModeSwitch.always)()
     rollback = Rollback.INPLACE if case.mode == "inplace" else Rollback.EXACT
     chain = ValidationChain(executor.transport.channels)
-    step_end = OptimisticStep(Owner(model, optimizer), chain, executor.statistics, rollback, switch)
+    step_end = OptimisticStep(
+        Owner(model, optimizer),
+        chain,
+        executor.statistics,
+        rollback,
+        switch,
+        copy=SlowCopy if case.defers_norms else copy_to_host,
+        waits_for_norms=not case.defers_norms,
+    )
     executor.optimistic = step_end
     kind = ScaledJitteredRunner if case.jitter else ScaledRunner
     losses, outputs, names = [], [], set()
@@ -149,12 +178,13 @@ def train_pipeline(rank: int, case: Case) -> dict[str, Any]:
         schedule = case.schedule or greedy(placement, count)
         program = lower(schedule, placement)
         losses.append(executor.run(program))
-        if (rank, step) in case.nan:
-            poison(model, rank, placement)
+        disturb(model, case, rank, step)
         if case.late and rank == program.finishing_order[-1]:
             time.sleep(0.05)
         names |= {n for n, p in model.named_parameters() if p.grad is not None}
-        step_end.finish(case.max_norm, program.finishing_order)
+        step_end.clip(case.max_norm)
+        step_end.finish(program.finishing_order)
+        optimizer.zero_grad()
         scheduler.step()
         if (rank, step) in case.flushes:
             step_end.flush()
@@ -182,9 +212,8 @@ def train_alone(case: Case) -> dict[str, Any]:
             loss = run_all(model, ids) / len(microbatches) * scale
             loss.backward()
             losses[-1].append(loss.detach())
-        for device, at in case.nan:
-            if at == step:
-                poison(model, device, case.placement)
+        for device in range(case.placement.num_devices):
+            disturb(model, case, device, step)
         norm = nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], case.max_norm)
         if torch.isfinite(norm):
             optimizer.step()
@@ -203,6 +232,23 @@ def run_all(model: Model, ids: Tensor) -> Tensor:
     for chunk in range(model.num_chunks):
         received = model.run_chunk(chunk, received, ids)
     return received
+
+
+class Starts:
+    """A recorder of when passes start."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.starts: dict[tuple[int, Pass], float] = {}
+
+    def wait(self, p: Pass) -> None:
+        pass
+
+    def start(self, p: Pass) -> None:
+        self.starts[self.step, p] = time.perf_counter()
+
+    def end(self, p: Pass) -> None:
+        pass
 
 
 def sleep_with_steps(
@@ -226,6 +272,7 @@ def sleep_with_steps(
     )
     executor.optimistic = step_end
     program = lower(schedule, placement)
+    executor.recorder = recorder = Starts()
     torch.distributed.barrier()
     starts, ends = [], []
     for step, clip in enumerate(clips):
@@ -233,11 +280,14 @@ def sleep_with_steps(
             if (device, at) == (rank, step):
                 time.sleep(delay)
         starts.append(time.perf_counter())
+        recorder.step = step
         executor.run(program)
         if clip and rank == program.finishing_order[-1]:
             own[0].grad = torch.full_like(own[0], 1e9)
-        step_end.finish(1e6, program.finishing_order)
+        step_end.clip(1e6)
+        step_end.finish(program.finishing_order)
+        optimizer.zero_grad()
         ends.append(time.perf_counter())
     step_end.close()
     executor.transport.close()
-    return {"starts": starts, "ends": ends, "statistics": executor.statistics.as_dict()}
+    return {"starts": starts, "ends": ends, "passes": recorder.starts, "statistics": executor.statistics.as_dict()}

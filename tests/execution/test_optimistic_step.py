@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_zb.execution.gradient_norm import NormSlots
 from lightning_zb.execution.optimistic_step import OptimisticStep
 from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
-from lightning_zb.execution.validation import Outcome, coefficient, judge
+from lightning_zb.execution.validation import Outcome, Report, clips, judge
 
 
 @dataclass
@@ -35,16 +36,38 @@ def alone(error_if_nonfinite=False):
     return weights, OptimisticStep(Owner(optimizer), None, Statistics(), error_if_nonfinite=error_if_nonfinite)
 
 
+def outcome(norm, max_norm, held=False, overflowed=False, scales_loss=False):
+    report = Report(NormSlots.empty(1), overflowed, held)
+    return judge(report, torch.tensor(norm), max_norm, scales_loss).outcome
+
+
 def test_verdicts():
-    small, large = torch.tensor(0.5), torch.tensor(2.0)
-    assert judge(small, 1.0, False).outcome is Outcome.KEEP
-    assert judge(small, 1.0, True).outcome is Outcome.REDO
-    assert judge(large, 1.0, False).outcome is Outcome.REDO
-    assert judge(torch.tensor(math.inf), 1.0, False).outcome is Outcome.SKIP
-    assert judge(torch.tensor(math.nan), math.inf, True).outcome is Outcome.SKIP
-    assert judge(large, math.inf, False).outcome is Outcome.KEEP
-    assert coefficient(large, 1.0) == pytest.approx(0.5)
-    assert math.isnan(coefficient(torch.tensor(math.inf), 1.0))
+    assert outcome(0.5, 1.0) is Outcome.KEEP
+    assert outcome(0.5, 1.0, held=True) is Outcome.REDO
+    assert outcome(2.0, 1.0) is Outcome.REDO
+    assert outcome(math.inf, 1.0) is Outcome.SKIP
+    assert outcome(math.nan, math.inf, held=True) is Outcome.SKIP
+    assert outcome(2.0, math.inf) is Outcome.KEEP
+    assert clips(torch.tensor(2.0), 1.0)
+    assert not clips(torch.tensor(0.5), 1.0)
+    assert clips(torch.tensor(math.nan), 1.0)
+
+
+def test_verdicts_of_a_loss_scaler():
+    assert outcome(0.5, 1.0, overflowed=True, scales_loss=True) is Outcome.SKIP
+    assert outcome(math.inf, 1.0, scales_loss=True) is Outcome.REDO  # finite elements, a norm beyond float32: clipped to zero
+    assert outcome(0.0, math.inf, scales_loss=True) is Outcome.KEEP
+
+
+def test_reports_travel_and_add_up():
+    first = Report(NormSlots(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double()), overflowed=True)
+    second = Report(NormSlots(torch.tensor([0.0, 2.0]).double(), torch.tensor([0.0, 1.0]).double()), held=True)
+    for total in (first + second, Report.from_message(first.to_message() + second.to_message())):
+        assert total.slots.values.tolist() == [1.0, 2.0]
+        assert total.slots.filled.tolist() == [1.0, 1.0]
+        assert total.overflowed
+        assert total.held
+    assert not Report.from_message(first.to_message()).held
 
 
 def test_one_process_clips_as_torch_does():
@@ -53,11 +76,12 @@ def test_one_process_clips_as_torch_does():
     for w, twin in zip(weights, twins, strict=True):
         w.grad = torch.full_like(w, 3.0)
         twin.grad = torch.full_like(w, 3.0)
-    step_end.finish(1.0, (0,))
+    step_end.clip(1.0)
+    step_end.finish((0,))
     torch.nn.utils.clip_grad_norm_(twins, 1.0)
     torch.optim.SGD(twins, lr=1.0).step()
     assert all(map(torch.equal, weights, twins))
-    assert all(w.grad is None for w in weights)
+    assert all(torch.equal(w.grad, twin.grad) for w, twin in zip(weights, twins, strict=True))
     assert not step_end.is_pending
 
 
@@ -67,9 +91,10 @@ def test_a_step_that_is_not_finite_is_skipped_or_raised():
         weights[0].grad = torch.tensor([1.0, math.nan, 1.0])
         if raises:
             with pytest.raises(RuntimeError, match="the gradient norm is nan; no device has stepped"):
-                step_end.finish(1.0, (0,))
+                step_end.clip(1.0)
         else:
-            step_end.finish(1.0, (0,))
+            step_end.clip(1.0)
+            step_end.finish((0,))
         assert torch.equal(weights[0].detach(), torch.ones(3))
         assert step_end.statistics.skips == 1
 

@@ -41,11 +41,39 @@ class Vectors(torch.utils.data.Dataset):
 
 
 class Trained(L.LightningModule):
-    """AdamW with a step-wise schedule; the loss is logged by step and epoch."""
+    """AdamW with a step-wise schedule; the loss is logged by step and epoch.
 
-    def __init__(self, groups: bool = False, lr: float = 3e-3, poisoned_step: int | None = None) -> None:
+    Args:
+        groups: two parameter groups with values of their own.
+        lr: learning rate.
+        poisoned_step: at which step one gradient is NaN when the optimizer is about to step.
+        overflowing_steps: at which steps that gradient is infinite as it comes out of the backward pass.
+        scales: what the loss is multiplied with, step by step and over again: decides which steps clip.
+        warmup: the learning rate grows over four steps instead of falling.
+    """
+
+    def __init__(
+        self,
+        groups: bool = False,
+        lr: float = 3e-3,
+        poisoned_step: int | None = None,
+        overflowing_steps: tuple[int, ...] = (),
+        scales: tuple[float, ...] = (1.0,),
+        warmup: bool = False,
+    ) -> None:
         super().__init__()
-        self.groups, self.lr, self.poisoned_step = groups, lr, poisoned_step
+        self.groups, self.lr, self.poisoned_step, self.overflowing_steps = groups, lr, poisoned_step, overflowing_steps
+        self.scales, self.warmup = scales, warmup
+
+    def on_fit_start(self) -> None:
+        if self.overflowing_steps:
+            next(p for n, p in self.named_parameters() if n == "net.layers.3.up.weight").register_hook(self._overflow)
+
+    def _overflow(self, gradient: torch.Tensor) -> torch.Tensor:
+        if self.global_step in self.overflowing_steps:
+            gradient = gradient.clone()
+            gradient[0, 0] = float("inf")
+        return gradient
 
     def on_before_optimizer_step(self, optimizer) -> None:
         if self.global_step == self.poisoned_step:  # as an overflow in one layer would
@@ -58,6 +86,8 @@ class Trained(L.LightningModule):
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
+        if len(self.scales) > 1:
+            loss = loss * self.scales[self.global_step % len(self.scales)]
         self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
         return loss
 
@@ -70,7 +100,8 @@ class Trained(L.LightningModule):
             decay, plain = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
             parameters = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0, "lr": self.lr / 2}]
         optimizer = torch.optim.AdamW(parameters, lr=self.lr)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        factor = (lambda step: min(1.0, (step + 1) / 4)) if self.warmup else (lambda step: 0.9**step)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
@@ -92,8 +123,9 @@ class SequentialModule(Trained):
 class Block(nn.Module):
     """Pre-norm attention and MLP; an MLP that stands twice in it is the layer used twice."""
 
-    def __init__(self, dropout: float, twice: bool) -> None:
+    def __init__(self, dropout: float, twice: bool, batch_norm: bool = False) -> None:
         super().__init__()
+        self.batch_norm = nn.BatchNorm1d(HIDDEN) if batch_norm else None
         self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
         self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
         self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN), nn.Linear(2 * HIDDEN, HIDDEN)
@@ -107,18 +139,27 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
         x = x + self.dropout(self.out(attended))
+        if self.batch_norm is not None:
+            x = self.batch_norm(x.flatten(0, 1)).view_as(x)
         x = x + self.mlp(x)
         return x + self.mlp(x) if self.twice else x
 
 
 class LanguageModel(nn.Module):
     def __init__(
-        self, num_layers: int, tied: bool, dropout: float, twice: bool, raw_positions: bool, functional_head: bool
+        self,
+        num_layers: int,
+        tied: bool,
+        dropout: float,
+        twice: bool,
+        raw_positions: bool,
+        functional_head: bool,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
         self.positions = nn.Parameter(torch.randn(LENGTH, HIDDEN)) if raw_positions else nn.Embedding(LENGTH, HIDDEN)
-        self.layers = nn.ModuleList(Block(dropout, twice) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Block(dropout, twice, batch_norm) for _ in range(num_layers))
         self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
         self.functional_head = functional_head
         if functional_head:
@@ -139,10 +180,19 @@ class TokenModule(Trained):
     """Embedding, layers, norm and head, written by hand."""
 
     def __init__(
-        self, num_layers=8, tied=False, dropout=0.0, twice=False, raw_positions=False, functional_head=False, frozen=0, **kwargs
+        self,
+        num_layers=8,
+        tied=False,
+        dropout=0.0,
+        twice=False,
+        raw_positions=False,
+        functional_head=False,
+        batch_norm=False,
+        frozen=0,
+        **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        self.net = LanguageModel(num_layers, tied, dropout, twice, raw_positions, functional_head)
+        self.net = LanguageModel(num_layers, tied, dropout, twice, raw_positions, functional_head, batch_norm)
         if frozen:
             self.net.embedding.requires_grad_(False)
             for layer in self.net.layers[:frozen]:

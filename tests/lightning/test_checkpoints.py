@@ -15,14 +15,14 @@ from tests.lightning.processes import run_cases
 _RUN: dict[str, Any] = {"size": 36, "batch_size": 2, "accumulate": 4, "shuffle": False, "model_options": {"groups": True}}
 
 
-def _same(a: Any, b: Any, where: str = "checkpoint") -> list[str]:
+def checkpoint_differences(a: Any, b: Any, where: str = "checkpoint") -> list[str]:
     """Differences of two checkpoints, keys and their order included."""
     if isinstance(a, dict) and isinstance(b, dict):
         if list(a) != list(b):
             return [f"{where}: keys {list(a)} and {list(b)}"]
-        return [d for key in a for d in _same(a[key], b[key], f"{where}.{key}")]
+        return [d for key in a for d in checkpoint_differences(a[key], b[key], f"{where}.{key}")]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in _same(x, y, f"{where}[{i}]")]
+        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in checkpoint_differences(x, y, f"{where}[{i}]")]
     if isinstance(a, torch.Tensor):
         return [] if torch.equal(a, b) and a.dtype == b.dtype else [where]
     return [] if a == b else [f"{where}: {a} and {b}"]
@@ -57,7 +57,7 @@ def test_every_run_continues_the_one_before(tied, tmp_path):
     assert differences([result], whole) == []
     a, b = (torch.load(tmp_path / f, weights_only=False) for f in ("whole.ckpt", f"{len(CHAIN)}.ckpt"))
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-        assert _same(a[key], b[key], key) == []
+        assert checkpoint_differences(a[key], b[key], key) == []
 
 
 @pytest.mark.distributed
@@ -73,7 +73,7 @@ def test_processes_write_the_plain_checkpoint_and_resume(tmp_path):
         run(_case(f"plain{epochs}", None, epochs, save=plain), tmp_path / "plain")
         a, b = (torch.load(p, weights_only=False) for p in (plain, path))
         for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-            assert _same(a[key], b[key], key) == []
+            assert checkpoint_differences(a[key], b[key], key) == []
 
 
 @pytest.mark.distributed
@@ -96,7 +96,7 @@ def test_sharded_directories_continue_on_any_plan_and_consolidate_to_the_plain_f
         run(_case(f"plain{epochs}", None, epochs, save=plain), tmp_path / "plain")
         a, b = torch.load(plain, weights_only=True), consolidate(folder, weights_only=True)
         for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-            assert _same(a[key], b[key], key) == []
+            assert checkpoint_differences(a[key], b[key], key) == []
     torch.save(consolidate(folders[2]), tmp_path / "consolidated.ckpt")
     run(_case("plain4", None, 4, resume=str(tmp_path / "consolidated.ckpt")), tmp_path / "plain")
 

@@ -61,6 +61,21 @@ def _steps(rank: int) -> tuple[list[object], list[float]]:
     return outcomes, seconds
 
 
+def _two_runs(rank: int) -> list[object]:
+    """A run that ends before the outcome, then another one with the same groups."""
+    channels = open_channels(cyclic(2), [[0, 1]], torch.device("cpu"), timedelta(seconds=30))
+    never = Deliberation(threading.Event().wait if rank == 0 else None, channels)
+    outcomes = [never.end_step() for _ in range(3)]
+    never.close()
+    second = Deliberation((lambda: "plan") if rank == 0 else None, channels, waits=True)
+    return [*outcomes, second.end_step(), second.end_step()]
+
+
+@pytest.mark.distributed
+def test_a_run_that_ends_too_early_leaves_nothing_to_the_next():
+    assert run_processes(_two_runs, 2) == [[None, None, None, None, "plan"]] * 2
+
+
 @pytest.mark.distributed
 def test_processes_learn_of_it_at_the_end_of_the_same_step():
     (outcomes, first), (others, second) = run_processes(_steps, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from tests.lightning.fitting import Case, differences, run
 from tests.lightning.processes import run_cases
+from tests.lightning.test_checkpoints import checkpoint_differences
 
 pytestmark = pytest.mark.distributed
 
@@ -22,49 +24,117 @@ def _case(name: str, num_ranks: int, clip: float, *, mode: str = "exact", **chan
     return Case(name, "tokens", options, trainer, strategy, num_ranks, **settings)
 
 
-def _cases(num_ranks: int) -> list[Case]:
-    bf16 = {"precision": "bf16-mixed"}
+BF16 = {"precision": "bf16-mixed"}
+RICH = {"batch_norm": True, "warmup": True}
+# what losses are multiplied with, step by step: Adam does not mind, clipping does
+PATTERNS = {
+    "first": (*(4.0,) * 4, *(0.05,) * 20),
+    "alternating": (1.1, 0.05),
+    "random": (1.3, 0.3, 0.9, 1.5, 0.2, 1.2, 0.7, 1.4, 1.1, 0.1, 0.8, 1.0, 0.4, 1.25),
+}
+
+
+def _quick_cases() -> list[Case]:
+    random = {**RICH, "scales": PATTERNS["random"]}
     return [
-        _case("never", num_ranks, 1e3),
-        _case("always", num_ranks, 0.1),
-        _case("some", num_ranks, 1.0),
-        _case("some-bf16", num_ranks, 1.0, trainer=bf16),
-        _case("some-validated", num_ranks, 1.0, validate=True),
-        _case("some-1f1b", num_ranks, 1.0, strategy={"schedule": "1f1b", "memory_budget": None}),
-        _case("some-tied", num_ranks, 1.0, model_options={"tied": True}),
-        _case("auto", num_ranks, 1.3, mode="auto", trainer={"max_epochs": 8}),
-        _case("nan", num_ranks, 1.0, model_options={"poisoned_step": 2}),
-        _case("nan-off", num_ranks, 1.0, mode="off", model_options={"poisoned_step": 2}),
-        _case("dropout", num_ranks, 1.0, model_options={"dropout": 0.2}),
-        _case("dropout-off", num_ranks, 1.0, mode="off", model_options={"dropout": 0.2}),
+        _case("never", 2, 1e3, count_collectives=True),
+        _case("always", 2, 0.1),
+        _case("random", 2, 1.0, model_options=random, validate=True, watch=True),
+        _case("random-bf16", 2, 1.0, model_options=random, trainer=BF16),
+        _case("some-1f1b", 2, 1.0, strategy={"schedule": "1f1b", "memory_budget": None}),
+        _case("some-tied", 2, 1.0, model_options={"tied": True}),
+        _case(
+            "auto",
+            2,
+            1.0,
+            mode="auto",
+            strategy={"schedule": "zb-2p", "memory_budget": None},
+            model_options={"scales": (*(0.05,) * 9, 1.1, 0.9)},
+            trainer={"max_epochs": 5},
+        ),
+        *_unlike_plain(2),
     ]
+
+
+def _unlike_plain(num_ranks: int) -> list[Case]:
+    """What has other bits than the plain Trainer: compared with the synchronous run of the same pipeline."""
+    special = {
+        "nan": {"poisoned_step": 2},
+        "inf": {"overflowing_steps": (1, 5, 6), "scales": PATTERNS["random"]},
+        "dropout": {"dropout": 0.2, "scales": PATTERNS["random"]},
+    }
+    return [
+        _case(name if mode == "exact" else f"{name}-off", num_ranks, 1.0, mode=mode, model_options=options)
+        for name, options in special.items()
+        for mode in ("exact", "off")
+    ]
+
+
+def _all_cases(num_ranks: int) -> list[Case]:
+    patterns = {"never": ((0.01, 0.1), 1e3), "always": ((1.0, 3.0), 0.1), **{n: (p, 1.0) for n, p in PATTERNS.items()}}
+    by_pattern = [
+        _case(f"{name}{'-bf16' * bool(trainer)}", num_ranks, clip, model_options={**RICH, "scales": scales}, trainer=trainer)
+        for name, (scales, clip) in patterns.items()
+        for trainer in ({}, BF16)
+    ]
+    schedules = ("1f1b", "interleaved", "zb", "zb-2p", "v-half", "gpipe")
+    by_schedule = [
+        _case(
+            f"random-{schedule}",
+            num_ranks,
+            1.0,
+            strategy={"schedule": schedule, "memory_budget": None},
+            model_options={**RICH, "scales": PATTERNS["random"]},
+            watch=True,
+            validate=True,
+        )
+        for schedule in schedules
+    ]
+    hybrid = _case("hybrid", num_ranks, 1.0, model_options={"scales": PATTERNS["random"]}, trainer={"max_epochs": 2})
+    return [*by_pattern, *by_schedule, replace(hybrid, model="hybrid"), *_unlike_plain(num_ranks)]
 
 
 def _total(results: list[dict[str, Any]], counter: str) -> int:
     return sum(r["statistics"][counter] for r in results)
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_optimistic_steps_keep_every_bit(num_ranks: int, tmp_path: Path):
-    cases = _cases(num_ranks)
-    results = run_cases(cases, num_ranks, tmp_path, seconds=400)
+def _check(cases: list[Case], num_ranks: int, directory: Path, seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """Run the cases; every bit must be the plain Trainer's, or the synchronous run's where those differ."""
+    results = run_cases(cases, num_ranks, directory, seconds=seconds)
     found = {}
     for case in cases:
-        if case.name.startswith(("dropout", "nan")):  # compared with the synchronous run below
-            continue
-        plain = run(case.plain(), tmp_path / "plain")
-        found[case.name] = differences(results[case.name], plain)
-    for name in ("dropout", "nan"):
-        found[name] = differences(results[name], _merge(results[f"{name}-off"]))
+        if f"{case.name}-off" in results:
+            found[case.name] = differences(results[case.name], _merge(results[f"{case.name}-off"]))
+        elif not case.name.endswith("-off"):
+            found[case.name] = differences(results[case.name], run(case.plain(), directory / "plain"))
+        counters = ("optimistic_steps", "rollbacks", "holds", "redone_forwards", "skips", "switches")
+        print(case.name, {c: n for c in counters if (n := _total(results[case.name], c))})
     assert all(not differences for differences in found.values()), found
-    assert all(torch.isfinite(w).all() for w in _merge(results["nan"])["weights"].values())
-    assert _total(results["nan"], "skips") == _total(results["nan-off"], "skips") == num_ranks
+    for name, skips in (("nan", 1), ("inf", 3)):
+        assert all(torch.isfinite(w).all() for w in _merge(results[name])["weights"].values())
+        assert _total(results[name], "skips") == _total(results[f"{name}-off"], "skips") == skips * num_ranks
     assert _total(results["never"], "optimistic_steps") > 0
     assert _total(results["never"], "rollbacks") == _total(results["never"], "redone_forwards") == 0
     assert _total(results["always"], "rollbacks") + _total(results["always"], "holds") > 0
-    assert all(
-        _total(results[name], "rollbacks") > 0 for name in ("some", "some-bf16", "some-validated", "some-tied", "dropout")
-    )
+    for name in results:
+        if name.startswith(("random", "some-tied", "dropout", "alternating")) and not name.endswith("-off"):
+            assert _total(results[name], "rollbacks") > 0, name
+    return results
+
+
+def test_optimistic_steps_keep_every_bit(tmp_path: Path):
+    results = _check(_quick_cases(), 2, tmp_path, seconds=400)
+    assert _total(results["auto"], "switches") > 0
+    for result in results["never"]:  # three steps an epoch: metrics are shared between epochs, data compared in two steps
+        counts = result["collectives"]
+        assert [counts[step] - counts[step - 1] for step in (2, 4, 5, 7, 8)] == [0] * 5
+    assert len(results["random"][0]["seen"]) == 7  # validation and epoch end of three epochs, and the end
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_clip_pattern_and_schedule(num_ranks: int, tmp_path: Path):
+    _check(_all_cases(num_ranks), num_ranks, tmp_path, seconds=550)
 
 
 def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -75,6 +145,44 @@ def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
+def test_a_checkpoint_between_steps_is_validated_and_resumes(tmp_path: Path):
+    """Saved in the middle of an epoch with a step pending; resumed by two processes, as the plain Trainer would."""
+    options = {"shuffle": False, "model_options": {"scales": PATTERNS["random"], "warmup": True}}
+    paths = {name: str(tmp_path / f"{name}.ckpt") for name in ("ours", "plain")}
+    saving = [_case(f"saving-{step}", 2, 1.0, checkpoint=(step, f"{paths['ours']}{step}"), **options) for step in (1, 2)]
+    resuming = [_case(f"resuming-{step}", 2, 1.0, resume=f"{paths['ours']}{step}", **options) for step in (1, 2)]
+    results = run_cases([*saving, *resuming], 2, tmp_path)
+    for step, first, second in zip((1, 2), saving, resuming, strict=True):
+        assert any(r["was_pending"] for r in results[first.name])
+        plain = replace(first.plain(), checkpoint=(step, f"{paths['plain']}{step}"))
+        assert differences(results[first.name], run(plain, tmp_path / "plain")) == []
+        saved = [torch.load(f"{path}{step}", weights_only=False) for path in (paths["ours"], paths["plain"])]
+        for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+            assert checkpoint_differences(saved[0][key], saved[1][key], key) == []
+        resumed = run(replace(second.plain(), resume=f"{paths['plain']}{step}"), tmp_path / "plain")
+        assert differences(results[second.name], resumed) == []
+
+
+@pytest.mark.parametrize("mode", ["exact", "off"])
+def test_all_ranks_raise_where_a_norm_is_not_finite(mode: str, tmp_path: Path):
+    """One device's gradient overflows in the third step; every rank has the weights of two steps, also in its callbacks."""
+    strategy = {"error_if_nonfinite": True}
+    case = _case(
+        "raises", 2, 1.0, mode=mode, strategy=strategy, model_options={"overflowing_steps": (2,)}, raises=True, watch=True
+    )
+    results = run_cases([case], 2, tmp_path)["raises"]
+    plain = run(
+        replace(case.plain(), trainer={**case.trainer, "max_epochs": -1, "max_steps": 2}, raises=False), tmp_path / "plain"
+    )
+    for result in results:
+        assert result["error"] is not None
+        assert "the gradient norm is inf; no device has stepped" in result["error"]
+        assert result["seen"][-1][0] == "exception"
+        for weights in (result["weights"], result["seen"][-1][2]):
+            assert all(torch.equal(w, plain["weights"][n]) for n, w in weights.items())
+
+
+@pytest.mark.slow
 def test_inplace_rollback_stays_close(tmp_path: Path):
     """Not bitwise: the error is measured and bounded."""
     options = {"trainer": {"max_epochs": 12}, "model_options": {"lr": 1e-3}}

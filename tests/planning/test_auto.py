@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_zb.planning.auto import candidate_placements
 from lightning_zb.planning.budget import InfeasibleBudget
@@ -10,6 +13,8 @@ from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.plan import PlanStatus
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import find_schedule
+from tests.planning.paper import ROWS
+from tests.planning.reference import cost_models
 
 
 def costs(num_devices, layers_per_device=4, link=0.527, times=(29.718, 29.444, 19.927), sizes=(303104.0, 131072.0)):
@@ -37,6 +42,33 @@ def test_never_worse_than_any_v(budget):
         except InfeasibleBudget:
             continue
         assert ours.predicted.step_time <= theirs.predicted.step_time * (1 + 1e-9), name
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_more_memory_is_never_worse(data):
+    """By eighths of the whole model's activations; small problems of unequal layers, devices and links."""
+    num_devices = data.draw(st.integers(1, 3))
+    model = data.draw(cost_models(data.draw(st.integers(num_devices, 2 * num_devices)), num_devices))
+    num_microbatches = data.draw(st.integers(1, 5))
+    eighths = data.draw(st.lists(st.integers(2, 20), min_size=2, max_size=3, unique=True).map(sorted))
+    before = np.inf
+    for eighth in eighths:
+        try:
+            plan = make_plan(model, num_devices, num_microbatches, "auto", eighth / 8, effort=2)
+        except InfeasibleBudget:
+            assert before == np.inf
+            continue
+        assert plan.predicted.step_time <= before * (1 + 1e-9)
+        before = plan.predicted.step_time
+
+
+@pytest.mark.parametrize("budget", [3 / 8, 9 / 16])
+def test_never_worse_than_the_public_ones_at_their_own_peak(budget):
+    """Sixteen devices: v-min holds 6 and v-half 9 M_B there."""
+    row = ROWS[6]
+    plan = make_plan(row.costs(4), row.num_devices, row.num_microbatches, "auto", budget, effort=0)
+    assert plan.predicted.bubble_rate <= row.bubbles["v-min" if budget < 0.5 else "v-half"] + 1e-6
 
 
 def test_waves_at_the_memory_of_1f1b_and_the_reason_names_the_bound():

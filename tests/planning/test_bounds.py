@@ -78,7 +78,8 @@ def small_instances(draw, placements, microbatches):
     costs = CostModel((), Link(draw(st.integers(0, 6))), speeds)
     m = draw(microbatches)
     unlimited = build_instance(placement, chunks, costs, m)
-    limits = [least + draw(st.integers(0, 4)) for least in minimum_memory(unlimited)]
+    # any device may be the tight one, beside devices without a limit
+    limits = [least + draw(st.sampled_from([0.0, 1.0, 2.0, 4.0, np.inf])) for least in minimum_memory(unlimited)]
     return build_instance(placement, chunks, costs, m, limits)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from lightning_zb.planning.costs import ChunkCost, CostModel, Link
-from lightning_zb.planning.instance import build_instance, serial_order, to_schedule
+from lightning_zb.planning.instance import build_instance, minimum_memory, serial_order, to_schedule
 from lightning_zb.planning.placement import Placement, cyclic
 from lightning_zb.planning.plan import PlanStatus
+from lightning_zb.planning.search import search
 from tests.planning.reference import peaks
 from tests.planning.test_bounds import best_by_brute_force
 
@@ -46,6 +49,31 @@ def test_the_optimum_is_that_of_brute_force(placement, m, chunks, slack):
     assert all(p <= limit for p, limit in zip(peaks(result.schedule, placement, chunks), limits, strict=True))
     assert result.status is PlanStatus.OPTIMAL
     assert result.value == pytest.approx(best_by_brute_force(instance, 1.0), abs=result.resolution)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_is_within_five_percent_of_the_optimum(seed):
+    """Unequal chunks and links, W of nothing here and there, one device without room to spare."""
+    stream = random.Random(seed)
+    placement = (cyclic(3), Placement((0, 1, 1, 0), 2), Placement((0, 1, 0, 1), 2), Placement((1, 0, 2), 3))[seed]
+    chunks = [
+        ChunkCost(
+            stream.choice([1, 2, 3]),
+            stream.choice([1, 2, 4]),
+            stream.choice([0, 1, 3]),
+            stream.choice([1.0, 2.0]),
+            stream.choice([0.0, 0.5, 1.0]),
+        )
+        for _ in placement.devices
+    ]
+    costs = CostModel((), Link(stream.choice([0.5, 2.0])))
+    m = (4, 2, 3, 4)[seed]
+    least = minimum_memory(build_instance(placement, chunks, costs, m))
+    limits = [bytes_ * (1.0 if d == seed % len(least) else 2.5) for d, bytes_ in enumerate(least)]
+    found = search(placement, chunks, costs, m, limits)
+    optimum = solve(placement, chunks, costs, m, limits, seconds=20, warm_start=found.schedule)
+    assert optimum.status is PlanStatus.OPTIMAL
+    assert found.value <= 1.05 * optimum.value + optimum.resolution
 
 
 def test_too_little_memory_is_infeasible_and_says_what_is_needed():

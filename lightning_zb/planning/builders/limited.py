@@ -13,6 +13,7 @@ from itertools import product
 import numpy as np
 
 from lightning_zb.planning.bounds import lower_bound
+from lightning_zb.planning.budget import smaller_limits
 from lightning_zb.planning.builders.greedy import Choices, Detour, list_order, smallest_limits
 from lightning_zb.planning.instance import build_instance
 from lightning_zb.planning.placement import cyclic, wave
@@ -41,8 +42,6 @@ GRID = tuple(
     for (resolution, detour), manner, rounded_drain in product(_CLOCKS, _MANNERS, (False, True))
     if resolution or not rounded_drain
 )
-_LEVELS = (1.75, 1.5, 1.25, 1.0)
-"""Smaller limits to try, in activations of the whole model: what the scheduler makes of more room is not always better."""
 
 
 def best_list_schedule(problem: Problem) -> Schedule:
@@ -80,14 +79,11 @@ def _about(a: float, b: float) -> bool:
 
 
 def _limits(problem: Problem) -> Iterator[tuple[float, ...]]:
-    """The limits, then smaller ones, down to the activations of the whole model."""
+    """The limits, then smaller ones."""
     yield problem.limits
-    least = smallest_limits(problem)
     whole = sum(c.activation_bytes for c in problem.chunk_costs)
-    for level in _LEVELS:
-        limits = tuple(max(a, min(b, level * whole)) for a, b in zip(least, problem.limits, strict=True))
-        if limits != problem.limits:
-            yield limits
+    for _, limits in smaller_limits(problem.limits, smallest_limits(problem), whole):
+        yield limits
 
 
 def _sequential(name: str, memory: str, own_budget: float | None = None) -> ScheduleSpec:

@@ -1,0 +1,90 @@
+"""A module whose layers take known times for F, B and W, by sleeping, so that a small machine can time a pipeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_zb.execution import entry_points
+from lightning_zb.execution.deferred_ops import WeightWork
+
+WIDTH = 8
+_SPIN = 3e-4  # seconds before the end in which to watch the clock: a sleep alone ends late
+
+
+def sleep_until(end: float) -> None:
+    """Sleep until `time.perf_counter()` reaches a time, give or take some microseconds."""
+    left = end - time.perf_counter() - _SPIN
+    if left > 0:
+        time.sleep(left)
+    while time.perf_counter() < end:
+        pass
+
+
+class _Emulated(torch.autograd.Function):
+    """Identity; takes its time in F and B, and leaves W work that takes its time and adds nothing to a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: EmulatedLayer) -> Tensor:
+        ctx.layer, ctx.recorder = layer, entry_points._Active.recorder
+        sleep_until(time.perf_counter() + layer.seconds["F"])
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        layer, splits = ctx.layer, ctx.recorder is not None
+        sleep_until(time.perf_counter() + layer.seconds["B"] + (0.0 if splits else layer.seconds["W"]))
+        if not splits:
+            return gradient, torch.zeros_like(layer.weight), None
+        ctx.recorder.defer(WeightWork((layer.weight,), _work_on_weight, (layer,)))
+        return gradient, None, None
+
+
+def _work_on_weight(layer: EmulatedLayer) -> tuple[Tensor]:
+    sleep_until(time.perf_counter() + layer.seconds["W"])
+    return (torch.zeros_like(layer.weight),)
+
+
+class EmulatedLayer(nn.Module):
+    """Args: seconds of F, B and W."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH))
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return _Emulated.apply(x, self.weight, self)
+        sleep_until(time.perf_counter() + self.seconds["F"])
+        return x
+
+
+class EmulatedModule(L.LightningModule):
+    """A stack of emulated layers and a head.
+
+    Args:
+        seconds: for each layer those of F, B and W.
+    """
+
+    def __init__(self, seconds: Sequence[tuple[float, float, float]]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EmulatedLayer(dict(zip("FBW", times, strict=True))) for times in seconds)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        for layer in self.layers:
+            x = layer(x)
+        loss = F.mse_loss(self.head(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
