@@ -92,7 +92,7 @@ def profile_items(
                 output_bytes=0.0 if role is LayerRole.EPILOGUE else float(counted.output_bytes.get(item, usual_output)),
                 role=role,
                 state_bytes=state_bytes,
-                workspace_bytes={} if counted.workspace is None else counted.workspace.of_chunk(chunk),
+                workspace_bytes=_workspace(counted, chunk, sum(sizes.get(i, (0.0, 0.0))[0] for i in items)),
             )
             high = tuple(_high(scaled[part][place]) for part in PARTS)
             found.append(ItemProfile(item, cost, high, len(scaled["F"][place])))  # type: ignore[arg-type]
@@ -108,6 +108,11 @@ def _scaled(
     if known <= 0.0:
         return [[total / len(items)] for _ in items]
     return [[value * total / known for value in values] for values in own]
+
+
+def _workspace(counted: LayerRecorder, chunk: int, parameter_bytes: float) -> dict[str, float]:
+    """What a chunk's passes hold only while they run: as measured, or what W is known to: a gradient of each parameter."""
+    return {"W": parameter_bytes} if counted.workspace is None else counted.workspace.of_chunk(chunk)
 
 
 def _median(values: Sequence[int] | None) -> float:
