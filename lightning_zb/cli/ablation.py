@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 from lightning_zb.cli.problem import value_of
-from lightning_zb.cli.text import as_option, table, time_unit
+from lightning_zb.cli.text import as_option, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget
 from lightning_zb.planning.cooptimize.optimize import cooptimize
@@ -49,6 +49,6 @@ def ablation_table(
             continue
         value = value_of(plan, objective)
         gain = f"{value_of(plain, objective) / value:.3f}" if isinstance(plain, Plan) and value > 0 else "-"
-        figures = [f"{value / second:.2f}", gain, f"{plan.predicted.bubble_rate:.4f}", f"{plan.planner.seconds:.2f}"]
+        figures = [f"{value / second:.2f}", gain, share(plan.predicted.bubble_rate), f"{plan.planner.seconds:.2f}"]
         lines.append([name, *figures])
     return table(header, lines)

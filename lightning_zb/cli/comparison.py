@@ -9,7 +9,7 @@ from lightning_zb.cli.ablation import ablation_table
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.figures import gap
 from lightning_zb.cli.problem import costs_for, search_options, strongest_bound, value_of
-from lightning_zb.cli.text import as_option, byte_unit, runs, table, time_unit
+from lightning_zb.cli.text import as_option, byte_unit, runs, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, fits, infeasible
 from lightning_zb.planning.costs import CostModel
@@ -109,8 +109,8 @@ def comparison_table(entries: list[Entry], objective: Objective, several_cases: 
             [
                 e.name,
                 *(f"{t / second:.2f}" for t in (p.step_time, p.period, p.makespan)),
-                f"{p.bubble_rate:.4f}",
-                f"{p.idle_fraction:.4f}",
+                share(p.bubble_rate),
+                share(p.idle_fraction),
                 f"{e.bound / second:.2f}",
                 gap(value, e.bound),
                 f"{slowest / value:.3f}" if value > 0 else "-",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_zb.cli.problem import strongest_bound, value_of
-from lightning_zb.cli.text import byte_unit, duration, table, time_unit
+from lightning_zb.cli.text import byte_unit, duration, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import constant_bytes
 from lightning_zb.planning.plan import Plan
@@ -24,7 +24,7 @@ def figures(plan: Plan, objective: Objective = Objective.STEP_TIME) -> str:
     value = value_of(plan, objective)
     rows = [
         ("step_time", f"{duration(predicted.step_time)}  (longest device, first pass to last; bubble "
-         f"{predicted.bubble_rate:.4f}, idle {predicted.idle_fraction:.4f})"),
+         f"{share(predicted.bubble_rate)}, idle {share(predicted.idle_fraction)})"),
         ("period", f"{duration(predicted.period)}  (per step, many in a row, with post-validation)"),
         ("makespan", f"{duration(predicted.makespan)}  (one step alone, end to end)"),
         ("lower bound", f"{duration(bound.seconds)} of {objective.value}  ({bound.name} bound, device {bound.device}; gap "

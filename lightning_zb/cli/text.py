@@ -29,6 +29,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / scale:.5g} {name}"
 
 
+def share(value: float) -> str:
+    """A share of one, without a minus before a zero."""
+    return f"{round(value, 4) + 0.0:.4f}"
+
+
 def runs(values: Sequence[str]) -> str:
     """A list in which equal neighbours are counted: 2.5, 2.5, 2.5, 2.0 become `3x2.5 2.0`."""
     counted = [(value, len(list(group))) for value, group in groupby(values)]

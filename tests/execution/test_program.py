@@ -6,14 +6,16 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.program import Compute, Message, Receive, Send, Validate
 from lightning_zb.planning.placement import Placement, cyclic, wave
+from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.schedule import Pass, PassKind, Schedule
 from tests.execution.pipeline_models import greedy, whole
+from tests.planning.test_builders import NAMES, options, problems
 
 F, B, W, BW = PassKind.FORWARD, PassKind.BACKWARD_INPUT, PassKind.BACKWARD_WEIGHT, PassKind.BACKWARD
 
@@ -51,6 +53,54 @@ def test_every_transfer_has_two_ends_in_one_order(placement, num_microbatches, s
     assert Counter(sends) == Counter(receives)
     crossings = sum(a != b for a, b in zip(placement.devices, placement.devices[1:], strict=False))
     assert len(sends) == 2 * crossings * num_microbatches
+
+
+def run_to_its_end(program):
+    """Every device follows its own list: the transfers of a pair meet in order, a pass waits until its input is there.
+
+    Returns:
+        The instructions each device still has before it when nothing moves any more.
+    """
+    position = [0] * len(program.instructions)
+    sent, posted, here = {}, {}, [set() for _ in position]
+    moved = True
+    while moved:
+        moved = False
+        for device, instructions in enumerate(program.instructions):
+            while position[device] < len(instructions):
+                now = instructions[position[device]]
+                if isinstance(now, Send):
+                    sent.setdefault((device, now.destination), []).append(now.message)
+                elif isinstance(now, Receive):
+                    posted.setdefault((now.source, device), []).append(now.message)
+                elif isinstance(now, Compute):
+                    for source in range(len(position)):
+                        pair = source, device
+                        for ours, theirs in zip(posted.get(pair, []), sent.get(pair, []), strict=False):
+                            assert ours == theirs
+                            here[device].add(ours)
+                    if now.needs is not None and now.needs not in here[device]:
+                        break
+                    if now.gives is not None and program.placement.devices[now.gives.chunk] == device:
+                        here[device].add(now.gives)
+                position[device] += 1
+                moved = True
+    return [instructions[p:] for p, instructions in zip(position, program.instructions, strict=True)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), name=st.sampled_from(NAMES))
+def test_programs_of_plans_run_to_their_end(data, name):
+    """Whatever the planner makes of random costs, links and devices: no transfer waits for one that never comes."""
+    plan = make_plan(*data.draw(problems(name)), name, **options(name))
+    program = lower(plan.schedule, plan.placement)
+    assert run_to_its_end(program) == [()] * plan.num_devices
+
+
+def test_a_program_that_does_not_end_is_told():
+    program = lower(greedy(cyclic(2), 2), cyclic(2))
+    first = tuple(i for i in program.instructions[0] if not isinstance(i, Send))
+    assert any(run_to_its_end(replace(program, instructions=(first, program.instructions[1]))))
 
 
 @settings(max_examples=30, deadline=None)

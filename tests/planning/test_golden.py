@@ -102,6 +102,9 @@ def test_every_plan_says_how_far_from_optimal_it_can_be():
     assert sum(plan.predicted.busy) / 8 < plan.predicted.lower_bound < plan.predicted.step_time
 
 
-def test_equal_stages_hold_equal_memory_in_a_v():
-    plan = make_plan(unit_costs(8, 2), 8, 32, "zb-v")
-    assert plan.predicted.peak_bytes == pytest.approx([8.0] * 8)
+@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(2, 4), (3, 9), (4, 8), (5, 17), (8, 16), (8, 32)])
+def test_equal_stages_hold_equal_memory_in_a_v(num_devices, num_microbatches):
+    """First paper, section 6: no bubble at P x M_B where F, B and W take the same time, on every device the same peak."""
+    predicted = make_plan(unit_costs(num_devices, 2), num_devices, num_microbatches, "zb-v").predicted
+    assert predicted.peak_bytes == pytest.approx([float(num_devices)] * num_devices)
+    assert predicted.step_time == pytest.approx(3.0 * num_microbatches)
