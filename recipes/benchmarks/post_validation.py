@@ -5,7 +5,8 @@
 Every pass of a chunk takes `--unit` seconds, the schedule is zb-v with two microbatches' worth of activations. A row is a
 run: how steps end, what share of them clips (only the last device to finish sees it, so all others have to roll back),
 and the seconds from the end of one step to the end of the next. Without a barrier the plan predicts `period`, with one
-`makespan`: once from the known times, once from passes and links as the run itself measured them afterwards.
+`makespan`: once from the known times, once from passes and links as the run itself measured them afterwards. Times are in
+milliseconds; "outside" is what a step spends outside its schedule: the optimizer's step and Lightning's work on its batches.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class _Watch(L.Callback):
     def __init__(self, num_steps: int, clipping: frozenset[int]) -> None:
         self.num_steps, self.clipping = num_steps, clipping
         self.ends: list[float] = []
+        self.inside: list[float] = []
         self.counters: dict[str, Any] = {}
-        self.everyone: list[tuple[list[float], dict[str, Any]]] | None = None
+        self.everyone: list[tuple[list[float], list[float], dict[str, Any]]] | None = None
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: L.LightningModule, optimizer: Any) -> None:
         pipeline = trainer.strategy.pipeline
@@ -59,10 +61,11 @@ class _Watch(L.Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.strategy.is_between_steps and len(self.ends) <= self.num_steps:
             self.ends.append(perf_counter())
+            self.inside.append(trainer.strategy.pipeline.last_step_seconds)
             self.counters = trainer.strategy.statistics
 
     def on_train_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        self.everyone = trainer.strategy.pipeline.gather((self.ends, self.counters))
+        self.everyone = trainer.strategy.pipeline.gather((self.ends, self.inside, self.counters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +117,20 @@ def _run(row: _Row, args: argparse.Namespace) -> str | None:
         return None
     assert measure.profile is not None
     assert measure.profile.costs is not None
-    periods = [[b - a for a, b in pairwise(ends[_WARM_STEPS - 1 : last])] for ends, _ in watch.everyone]
+    periods = [[b - a for a, b in pairwise(ends[_WARM_STEPS - 1 : last])] for ends, _, _ in watch.everyone]
+    outside = max(
+        statistics.median(p) - statistics.median(inside[_WARM_STEPS:last])
+        for p, (_, inside, _) in zip(periods, watch.everyone, strict=True)
+    )
     median, mean = (max(of(p) for p in periods) for of in (statistics.median, statistics.fmean))
     plan, seen = strategy.plan, measure.profile.costs
     known = plan.predicted
     measured = predict(plan.schedule, plan.placement, seen.chunks(plan.partition), seen)
     name = "makespan" if row.mode == "off" else "period"
-    counts = {key: sum(counters[key] for _, counters in watch.everyone) for key in ("rollbacks", "redone_forwards")}
+    counts = {key: sum(counters[key] for _, _, counters in watch.everyone) for key in ("rollbacks", "redone_forwards")}
     cells = [
         f"{num_devices}", f"{args.microbatches}", f"{unit * 1e3:g}", row.mode, f"{row.clip_rate:.0%}", f"{median * 1e3:.0f}",
-        f"{mean * 1e3:.0f}", name,
+        f"{mean * 1e3:.0f}", f"{outside * 1e3:.0f}", name,
         *(f"{getattr(p, name) * 1e3:.0f} ({median / getattr(p, name) - 1:+.1%})" for p in (known, measured)),
         *(str(count) for count in counts.values()),
     ]  # fmt: skip
@@ -143,7 +150,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     heads = [
-        *("devices", "microbatches", "unit", "mode", "clips", "median", "mean", "prediction"),
+        *("devices", "microbatches", "unit", "mode", "clips", "median", "mean", "outside", "prediction"),
         *("from known times", "from measured times", "rollbacks", "redone forwards"),
     ]
     is_first = os.environ.get("RANK") == "0"
