@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -242,6 +243,12 @@ class Starts:
         self.starts: dict[tuple[int, Pass], float] = {}
 
     def wait(self, p: Pass) -> None:
+        pass
+
+    def transfer(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begin_weights(self) -> None:
         pass
 
     def start(self, p: Pass) -> None:
