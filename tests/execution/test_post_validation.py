@@ -133,9 +133,8 @@ def test_in_place_rollback_stays_close(optimizer, num_steps):
     errors = {n: float((w - alone["weights"][n]).abs().max()) for r in results for n, w in r["weights"].items()}
     worst, share = max(errors.values()), max(e / float(moved[n]) for n, e in errors.items())
     rollbacks, holds = (sum(r["statistics"][name] for r in results) for name in ("rollbacks", "holds"))
-    print(
-        f"{optimizer}, {num_steps} steps, {rollbacks} rollbacks, {holds} holds: worst error {worst:.1e}, of the way gone {share:.1e}"
-    )
+    counts = f"{rollbacks} rollbacks, {holds} holds"
+    print(f"{optimizer}, {num_steps} steps, {counts}: worst error {worst:.1e}, of the way gone {share:.1e}")
     assert 2 * len(spikes) <= rollbacks <= 3 * len(spikes)  # a device may hold a step it could not undo well
     assert worst < IN_PLACE_ERROR
 
