@@ -101,6 +101,11 @@ class ZeroBubbleCallback(pl.Callback):
         self._peak_bytes = 0.0
         self._has_exceeded = False
 
+    @property
+    def plans_again(self) -> bool:
+        """Whether the first plan gives way to one with measured costs."""
+        return self.profile_steps is not None and self.replan is not Replan.OFF
+
     # -- Lightning's calls -----------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:

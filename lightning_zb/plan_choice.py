@@ -102,9 +102,10 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
         chosen, source = make(read_costs(request.costs), budget), f"costs from {request.costs}"
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
+        takes_budgets = isinstance(spec, SearchSpec) or spec.own_budget is None
         if request.is_provisional and isinstance(spec, SearchSpec) and budget is None:
             chosen = make(costs, 1.0)  # what is left is known once bytes are
-        elif request.is_provisional and budget is not None and (isinstance(spec, SearchSpec) or spec.own_budget is None):
+        elif takes_budgets and (needs_bytes(budget) or (request.is_provisional and budget is not None)):
             chosen = _cautious(partial(make, costs), budget)
             source += f", memory_budget={budget!r} counts in full once layers are measured"
         else:

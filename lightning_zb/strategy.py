@@ -231,8 +231,9 @@ class ZeroBubbleStrategy(ParallelStrategy):
         self.accelerator.setup(trainer)
         refusals.check_trainer(trainer, self.lightning_module)
         if self._pipeline is None:
-            measures = any(isinstance(c, ZeroBubbleCallback) and c.profile_steps for c in trainer.callbacks)  # type: ignore[attr-defined]
-            options = replace(self._options, plan=replace(self._options.plan, is_provisional=measures))
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            plans_again = any(isinstance(c, ZeroBubbleCallback) and c.plans_again for c in callbacks)
+            options = replace(self._options, plan=replace(self._options.plan, is_provisional=plans_again))
             self._pipeline = Pipeline(
                 options, self.lightning_module, self.world_size, self.global_rank, self.root_device, self.broadcast
             )

@@ -304,7 +304,14 @@ def test_what_a_device_has_left_becomes_the_budget(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("budget", "provisional", "limit"),
-    [(1.5, True, 0.75), (1.5, False, 1.5), ("2MiB", True, 0.5), ([1.0, "1GiB"], True, None), (0.55, True, None)],
+    [
+        (1.5, True, 0.75),
+        (1.5, False, 1.5),
+        ("2MiB", True, 0.5),
+        ("2MiB", False, 0.5),
+        ([1.0, "1GiB"], True, None),
+        (0.55, True, None),
+    ],
 )
 def test_a_first_plan_keeps_clear_of_the_budget(budget, provisional: bool, limit: float | None):
     """Assumed bytes: half the budget, or the least that runs."""
