@@ -26,7 +26,7 @@ from lightning_zb.planning.search import Searcher
 DEFAULT_EFFORT = 28
 """Work units of `auto`, over all placements; see `search.DEFAULT_EFFORT` for what a unit is."""
 
-MOST_PASSES_TO_REPEAT = 1000
+MOST_PASSES_TO_REPEAT = 256
 """Problems up to that many passes are searched within smaller budgets too, each with the whole effort."""
 
 MOST_CHUNKS_PER_DEVICE = 8  # more transfers than that never paid at the costs of the papers

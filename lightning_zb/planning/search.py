@@ -169,6 +169,8 @@ class Searcher:
         self._begun = True
         levels = (len(default_parameters(self.instance)) - 6) // 6
         starts = [default_parameters(self.instance), *starting_parameters(levels, self.instance.num_devices)]
+        if len(starts) == 1:  # nothing is known of such placements: the manners of the first round come at once
+            starts += manners(starts[0], self.instance.num_devices)
         for start in starts:
             costs = []
             for clock in range(NUM_CLOCKS):

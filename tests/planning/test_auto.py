@@ -86,8 +86,8 @@ def test_twice_the_memory_is_proved_optimal_without_search():
 
 
 def test_few_microbatches_beat_the_public_heuristics():
-    plan = make_plan(costs(8), 8, 8, "auto", 1.0, effort=8)
-    assert plan.predicted.bubble_rate < 0.156  # zb-v; zb 0.308
+    plan = make_plan(costs(8, 6), 8, 8, "auto", 1.0, effort=2)
+    assert plan.predicted.bubble_rate < 0.1  # zb-v 0.156; zb 0.308
 
 
 def test_one_device_needs_no_bubble():
