@@ -61,7 +61,7 @@ class ZeroBubbleCallback(pl.Callback):
 
     def __init__(
         self,
-        profile_steps: tuple[int, int] | None = (4, 11),
+        profile_steps: tuple[int, int] | None = (4, 13),
         replan: str | Replan = Replan.ORDER,
         check_every: int = 200,
         drift_tolerance: float = 0.15,

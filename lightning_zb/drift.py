@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 
 
@@ -13,18 +12,16 @@ def find_drift(plan: Plan, pass_seconds: dict[tuple[int, str], float], tolerance
 
     Args:
         plan: what runs.
-        pass_seconds: measured, by (chunk, part).
+        pass_seconds: measured, by (chunk, "F", "B", "W" or "BW").
         tolerance: share of the mean chunk's seconds.
     """
-    devices = zip(plan.partition.chunks, plan.placement.devices, strict=True)
-    planned = [_work(plan.costs, layers) / plan.costs.speed(device) for layers, device in devices]
-    measured = [sum(pass_seconds.get((c, part), 0.0) for part in "FBW") for c in range(len(planned))]
+    planned, measured = [], []
+    for c, (cost, device) in enumerate(zip(plan.costs.chunks(plan.partition), plan.placement.devices, strict=True)):
+        is_whole = (c, "BW") in pass_seconds
+        planned.append((cost.forward + cost.whole_backward if is_whole else cost.work) / plan.costs.speed(device))
+        measured.append(sum(pass_seconds.get((c, part), 0.0) for part in (("F", "BW") if is_whole else ("F", "B", "W"))))
     mean = sum(planned) / len(planned)
     worst = max(range(len(planned)), key=lambda c: abs(measured[c] - planned[c]))
     if abs(measured[worst] - planned[worst]) <= tolerance * mean:
         return None
     return f"chunk {worst} takes {1e3 * measured[worst]:.1f} ms a microbatch, {1e3 * planned[worst]:.1f} ms were planned with"
-
-
-def _work(costs: CostModel, layers: tuple[int, ...]) -> float:
-    return sum(costs.layers[i].work for i in layers)

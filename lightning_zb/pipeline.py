@@ -22,6 +22,7 @@ from lightning_zb.execution.channels import Channels, open_channels
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.offline import offline_executors, run_offline
+from lightning_zb.execution.profiler import StepRecorder
 from lightning_zb.execution.program import Program
 from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.transport import DistributedTransport
@@ -214,16 +215,19 @@ class Pipeline:
         """Process groups of the pipeline; None where all its devices are in this process."""
         return self._channels
 
-    def record(self, recorders: Sequence[LayerRecorder] | None) -> None:
+    def record(self, recorders: Sequence[StepRecorder] | None, runs_whole: bool | None = None) -> None:
         """Let the coming steps be recorded, or no longer.
 
         Args:
             recorders: one for each of `devices`; None to stop.
+            runs_whole: whether each backward runs whole, or split; None: as the plan says.
         """
-        found: Sequence[LayerRecorder | None] = [None] * len(self._devices) if recorders is None else recorders
+        found: Sequence[StepRecorder | None] = [None] * len(self._devices) if recorders is None else recorders
         for executor, runner, recorder in zip(self._executors, self._runners, found, strict=True):
-            executor.recorder = runner.recorder = recorder
-            executor.passes.profiled_weights = None if recorder is None else recorder.new_weights
+            of_layers = recorder if isinstance(recorder, LayerRecorder) else None
+            executor.recorder, runner.recorder = recorder, of_layers
+            executor.passes.profiled_weights = None if of_layers is None else of_layers.new_weights
+            executor.passes.runs_whole = runs_whole
 
     @property
     def joins_ends(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from lightning_zb.execution.links import clock_offsets, measure_links
 from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
-from lightning_zb.execution.profiler import Clock, PassTimes, clock_of, joined_timeline, read_times
+from lightning_zb.execution.pass_samples import Samples, StepKind, pass_samples, steps_of_window, usual
+from lightning_zb.execution.profiler import Clock, PassTimes, StepRecorder, clock_of, joined_timeline, read_times
 from lightning_zb.execution.speed import reference_seconds, relative_speeds
 from lightning_zb.execution.workspace import workspace_of
 from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes, profile_items
@@ -30,7 +31,8 @@ class DeviceProfile:
     Args:
         device: which.
         items: costs of its items; empty where no step counted bytes.
-        steps: for each of the last full steps its passes.
+        steps: for each of the last full steps at full speed its passes.
+        seconds: of passes.
         peak_bytes: activation bytes at their peak; on CUDA what the allocator gave out since the step began, less what
             passes hold only while they run.
         reference_seconds: what the work took by which devices compare; None where it was not done.
@@ -40,6 +42,7 @@ class DeviceProfile:
     device: int
     items: list[ItemProfile]
     steps: list[tuple[PassTimes, ...]]
+    seconds: Samples
     peak_bytes: float
     reference_seconds: float | None
     joins_ends: bool
@@ -53,7 +56,7 @@ class Profile:
         costs: of layers and links; None where the window took pass times only.
         items: the layers' costs with their spread.
         timeline: the full step of median length; None where every step was a short one.
-        pass_seconds: median seconds by (chunk, "F", "B" or "W").
+        pass_seconds: usual seconds by (chunk, "F", "B", "W" or "BW").
         peak_bytes: by device; zeros where the window took pass times only.
         joins_ends: whether first and last chunk must stay on one device.
     """
@@ -69,13 +72,14 @@ class Profile:
 class ProfileWindow:
     """Records consecutive steps of this process's devices.
 
-    The first step counts bytes, which slows it down; the others take times.
+    The first step counts bytes. The others in turn time layers, which slows them down, or run at full speed and take the times
+    of passes: with each backward whole, as planned, and with each backward split.
 
     Args:
         pipeline: what runs.
         optimizers: whose state counts as model state.
         num_steps: how many steps.
-        counts_bytes: whether the first step counts bytes.
+        counts_bytes: whether layers are measured; without, all steps run as planned.
         measures_links: whether to measure links at the end, else those of the running plan are kept.
     """
 
@@ -88,51 +92,57 @@ class ProfileWindow:
         measures_links: bool = True,
     ) -> None:
         self._pipeline, self._optimizers = pipeline, optimizers
-        self._num_left, self._counts_next = num_steps, counts_bytes
+        self._kinds = deque(steps_of_window(num_steps, counts_bytes))
         self._measures_links = measures_links
         self._clock: Clock = clock_of(pipeline.device)
-        self._running: list[LayerRecorder] = []
+        self._running: list[StepRecorder] = []
         self._counted: list[LayerRecorder] = []
-        self._timed: list[list[LayerRecorder]] = []
+        self._timed: list[tuple[StepKind, list[StepRecorder]]] = []
         self._allocated_before = 0
         self._grown_peak = 0
 
     @property
     def is_over(self) -> bool:
         """Whether all its steps have run."""
-        return self._num_left == 0
+        return not self._kinds
 
     def begin_step(self) -> None:
         """Record the coming step."""
-        pipeline = self._pipeline
-        counts = self._counts_next
-        ignored = parameter_storages(pipeline.module.parameters()) if counts else frozenset()
-        self._running = [
-            LayerRecorder(
-                self._clock,
-                pipeline.plan.partition,
-                LiveBytes(ignored) if counts else None,
-                workspace_of(pipeline.device) if counts else None,
-            )
-            for _ in pipeline.devices
-        ]
-        if pipeline.device.type == "cuda" and not counts:
+        pipeline, kind = self._pipeline, self._kinds[0]
+        if kind in (StepKind.BYTES, StepKind.LAYERS):
+            counts = kind is StepKind.BYTES
+            ignored = parameter_storages(pipeline.module.parameters()) if counts else frozenset()
+            self._running = [
+                LayerRecorder(
+                    self._clock,
+                    pipeline.plan.partition,
+                    LiveBytes(ignored) if counts else None,
+                    workspace_of(pipeline.device) if counts else None,
+                )
+                for _ in pipeline.devices
+            ]
+        else:
+            self._running = [StepRecorder(self._clock) for _ in pipeline.devices]
+        if pipeline.device.type == "cuda" and kind is not StepKind.BYTES:
             torch.cuda.reset_peak_memory_stats(pipeline.device)
             self._allocated_before = torch.cuda.memory_allocated(pipeline.device)
-        pipeline.record(self._running)
+        pipeline.record(self._running, kind.runs_whole)
 
     def end_step(self) -> None:
         """The step is over."""
         self._pipeline.record(None)
-        if self._counts_next:
-            self._counted, self._counts_next = self._running, False
+        kind = self._kinds.popleft()
+        if kind is StepKind.BYTES:
+            self._counted = [recorder for recorder in self._running if isinstance(recorder, LayerRecorder)]
         else:
-            self._timed.append(self._running)
-            if self._pipeline.device.type == "cuda":
+            self._timed.append((kind, self._running))
+            if self._pipeline.device.type == "cuda" and kind in (
+                StepKind.LAYERS,
+                StepKind.RUNNING,
+            ):  # which hold what is planned
                 grown = torch.cuda.max_memory_allocated(self._pipeline.device) - self._allocated_before
                 self._grown_peak = max(self._grown_peak, grown)
         self._running = []
-        self._num_left -= 1
 
     def gather(self) -> Profile | None:
         """Bring all devices' measurements together (a collective, between steps).
@@ -161,7 +171,8 @@ class ProfileWindow:
     def _device_profile(self, index: int, device: int, reference: float | None) -> DeviceProfile:
         pipeline = self._pipeline
         plan = pipeline.plan
-        steps = [read_times(recorders[index]) for recorders in self._timed]
+        steps = [(kind, read_times(recorders[index])) for kind, recorders in self._timed]
+        seconds = pass_samples(steps)
         items: list[ItemProfile] = []
         peak = 0.0
         if self._counted:
@@ -169,15 +180,18 @@ class ProfileWindow:
             copied = pipeline.ending is not None and pipeline.ending.copies
             held, waiting = pipeline.ownership.own_parameters(), pipeline.waiting_gradients
             sizes = item_sizes(pipeline.stack, held, counted.users, self._optimizers, copied, waiting)
-            items = profile_items(pipeline.stack, plan.partition, plan.placement.chunks_of(device), steps, counted, sizes)
+            layered = [passes for kind, passes in steps if kind is StepKind.LAYERS]
+            chunks = plan.placement.chunks_of(device)
+            items = profile_items(pipeline.stack, plan.partition, chunks, layered, seconds, counted, sizes)
             assert counted.meter is not None
             peak = float(counted.meter.peak)
             if counted.workspace is not None:
                 peak = max(peak, self._grown_peak - max(counted.workspace.bytes.values(), default=0.0))
         num_parts = sum(len(p.kind.value) for p in plan.schedule.orders[device])
-        full = [step for step in steps if sum(len(t.parts) for t in step) == num_parts]  # not the last one of an epoch
+        running = [passes for kind, passes in steps if kind is StepKind.RUNNING] or [passes for _, passes in steps]
+        full = [step for step in running if sum(len(t.run.kind.value) for t in step) == num_parts]  # not the last of an epoch
         kept = [tuple(replace(t, items={}) for t in step) for step in full[-_KEPT_STEPS:]]
-        return DeviceProfile(device, items, kept, peak, reference, pipeline.joins_ends)
+        return DeviceProfile(device, items, kept, seconds, peak, reference, pipeline.joins_ends)
 
 
 def _join(
@@ -201,16 +215,11 @@ def _join(
     num_steps = min(len(device.steps) for device in devices)
     timelines = [joined_timeline([d.steps[step] for d in devices], offsets) for step in range(num_steps)]
     timelines.sort(key=lambda t: t.makespan)
-    seconds: dict[tuple[int, str], list[float]] = {}
-    for device in devices:
-        for t in (t for step in device.steps for t in step):
-            for part, taken in t.parts.items():
-                seconds.setdefault((t.run.chunk, part), []).append(taken)
     return Profile(
         costs=cost_model(items, link, speeds) if items else None,
         items=tuple(sorted(items, key=lambda item: item.index)),
         timeline=timelines[len(timelines) // 2] if timelines else None,
-        pass_seconds={key: statistics.median(values) for key, values in seconds.items()},
+        pass_seconds={key: usual(values) for device in devices for key, values in device.seconds.items()},
         peak_bytes=tuple(device.peak_bytes for device in devices),
         joins_ends=any(device.joins_ends for device in devices),
     )

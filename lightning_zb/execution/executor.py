@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -126,9 +127,11 @@ class Executor:
         """Execute one instruction."""
         match instruction:
             case Receive(message, source):
-                self.transport.post(message, source)
+                with nullcontext() if self.recorder is None else self.recorder.transfer():
+                    self.transport.post(message, source)
             case Send(message, destination):
-                self.transport.send(message, destination, self._packets.pop(message))
+                with nullcontext() if self.recorder is None else self.recorder.transfer():
+                    self.transport.send(message, destination, self._packets.pop(message))
             case Compute():
                 packet = self._take(instruction)
                 if self.recorder is not None:
@@ -177,6 +180,8 @@ class Executor:
                 self.passes.weight(chunk, microbatch)
             case PassKind.BACKWARD:
                 given = self.passes.backward(chunk, microbatch, packet)
+                if self.recorder is not None and self.passes.is_split(chunk, microbatch):
+                    self.recorder.begin_weights()
                 self.passes.weight(chunk, microbatch)
                 return given
         return None

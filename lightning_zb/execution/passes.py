@@ -79,6 +79,8 @@ class Passes:
     runner: ChunkRunner
     profiled_weights: Callable[[int, int], DeferredWeights] | None = None
     """While profiling makes the record of an F's weight work, by chunk and microbatch; then every backward is split."""
+    runs_whole: bool | None = None
+    """While profiling whether each backward runs whole, at B, or split; None: as the program says."""
     tied_parts: dict[nn.Parameter, dict[tuple[int, int], Tensor]] = field(default_factory=dict)
     """Gradients of tied parameters by (microbatch, chunk), all of the step."""
     contributors: dict[nn.Parameter, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -133,8 +135,7 @@ class Passes:
                 leaves = [e for e in entries if e is not None]
             else:
                 received = unflatten(packet.layout, packet.tensors)
-        whole = (chunk, microbatch) in self._fused and not self._shared_in(chunk) and self.profiled_weights is None
-        if not training or whole:
+        if not training or self._is_whole(chunk, microbatch):
             weights = None
             output = self.runner.forward(chunk, microbatch, received)
         else:
@@ -194,6 +195,14 @@ class Passes:
                 contributions[parameter] = whole
         if contributions:
             accumulate(contributions)
+
+    def is_split(self, chunk: int, microbatch: int) -> bool:
+        """Whether W has work of its own to do."""
+        return self._live[chunk, microbatch].weights is not None
+
+    def _is_whole(self, chunk: int, microbatch: int) -> bool:
+        whole = (chunk, microbatch) in self._fused if self.runs_whole is None else self.runs_whole
+        return whole and not self._shared_in(chunk) and self.profiled_weights is None
 
     def _shared_in(self, chunk: int) -> list[nn.Parameter]:
         return [p for shared in (self._shared, self._tied) for p, chunks in shared.items() if chunk in chunks]

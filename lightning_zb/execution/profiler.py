@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -78,6 +79,7 @@ class PassMarks:
         start: the pass starts.
         wait: the device began to wait for the pass's input; None where it needed none from another device.
         end: the pass ended.
+        transfers: start and end of each handing over, or posting of a receive, that followed.
         weights: where B ends and W begins, in a pass that runs both.
         segments: what its layers took.
     """
@@ -86,6 +88,7 @@ class PassMarks:
     wait: Mark | None = None
     end: Mark = None
     weights: Mark | None = None
+    transfers: list[tuple[Mark, Mark]] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
 
 
@@ -103,6 +106,7 @@ class StepRecorder:
         self.marks: dict[Pass, PassMarks] = {}
         self._waiting: Mark | None = None
         self._running: PassMarks | None = None
+        self._ended: PassMarks | None = None
 
     def wait(self, p: Pass) -> None:
         """The device starts to wait for what the pass needs."""
@@ -116,8 +120,17 @@ class StepRecorder:
 
     def end(self, p: Pass) -> None:
         """The pass ended."""
-        self.marks[p].end = self.clock.mark()
+        self._ended = self.marks[p]
+        self._ended.end = self.clock.mark()
         self._running = None
+
+    @contextmanager
+    def transfer(self) -> Iterator[None]:
+        """Around work for messages, which counts as part of the pass before it."""
+        start = self.clock.mark()
+        yield
+        if self._ended is not None:
+            self._ended.transfers.append((start, self.clock.mark()))
 
     def begin_weights(self) -> None:
         """The running pass starts its W."""
@@ -139,7 +152,7 @@ class PassTimes:
         start: its start.
         end: its end.
         wait: when the device began to wait for its input, None where it did not.
-        parts: seconds of F, B and W in it.
+        parts: seconds of F, B and W in it, or of BW where B and W ran as one; with the handing over after it.
         items: seconds of F, B and W of each item in it, by (part, item).
     """
 
@@ -157,19 +170,24 @@ def read_times(recorder: StepRecorder) -> tuple[PassTimes, ...]:
     flat: list[Mark] = []
     for _, m in complete:
         flat += [m.start, m.end, m.start if m.wait is None else m.wait, m.end if m.weights is None else m.weights]
-        flat += [mark for *_, start, end in m.segments for mark in (start, end)]
+        flat += [mark for *_, start, end in (*m.transfers, *m.segments) for mark in (start, end)]
     seconds = iter(recorder.clock.seconds(flat))
     return tuple(_read_pass(p, m, seconds) for p, m in complete)
 
 
 def _read_pass(p: Pass, marks: PassMarks, seconds: Any) -> PassTimes:
     start, end, wait, weights = next(seconds), next(seconds), next(seconds), next(seconds)
+    transfer = 0.0
+    for _ in marks.transfers:
+        began = next(seconds)
+        transfer += next(seconds) - began
     items: dict[tuple[str, int], float] = {}
     for part, item, *_ in marks.segments:
         began = next(seconds)
         items[part, item] = items.get((part, item), 0.0) + next(seconds) - began
-    both = {"B": weights - start, "W": end - weights}
-    parts = both if p.kind is PassKind.BACKWARD else {p.kind.value: end - start}
+    parts = {p.kind.value: end - start + transfer}
+    if p.kind is PassKind.BACKWARD and marks.weights is not None:
+        parts = {"B": weights - start, "W": end - weights + transfer}
     return PassTimes(p, start, end, None if marks.wait is None else wait, parts, items)
 
 

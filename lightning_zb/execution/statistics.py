@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -57,8 +58,16 @@ class Recorder(Protocol):
         """The device starts to wait for what the pass needs."""
         ...
 
+    def transfer(self) -> AbstractContextManager[None]:
+        """Around the sending of a message, or the posting of a receive."""
+        ...
+
     def start(self, p: Pass) -> None:
         """The pass starts."""
+        ...
+
+    def begin_weights(self) -> None:
+        """The B of a backward that runs both parts is over, its W begins."""
         ...
 
     def end(self, p: Pass) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_zb.execution.live_bytes import storage_key
+from lightning_zb.execution.pass_samples import Samples, usual
 from lightning_zb.execution.profiler import PassTimes
 from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.model.layers import LayerStack
@@ -26,7 +27,7 @@ class ItemProfile:
 
     Args:
         index: its place in the partition.
-        cost: medians over microbatches and steps.
+        cost: usual seconds of microbatches and steps, medians of bytes.
         high: the 90th percentile of the seconds of F, B and W.
         num_samples: microbatches behind them.
     """
@@ -47,39 +48,41 @@ def profile_items(
     stack: LayerStack,
     partition: Partition,
     chunks: Iterable[int],
-    steps: Sequence[Sequence[PassTimes]],
+    steps: Iterable[Sequence[PassTimes]],
+    seconds: Samples,
     counted: LayerRecorder,
     sizes: Mapping[int, tuple[float, float]],
 ) -> list[ItemProfile]:
     """The costs of the items of one device's chunks.
 
-    What a pass takes besides its items (the step's code run again, handing over) is spread over them in proportion, so
-    that chunks of the same items add up to what their passes took.
+    What a pass takes besides its items (the step's code run again, handing over) is spread over them in proportion, and
+    so is what BW saves, so that chunks of the same items add up to what their passes took.
 
     Args:
         stack: the layers.
         partition: items to chunks.
         chunks: the device's.
-        steps: the passes of the steps that took times.
+        steps: the passes of the steps that timed layers, which say how a pass divides.
+        seconds: of passes at full speed, which say how long it takes.
         counted: the recorder of the step that counted bytes.
         sizes: for each item the bytes of its parameters and of its model states.
     """
     roles = item_roles(stack)
-    totals: dict[tuple[int, str], list[float]] = {}
     samples: dict[tuple[int, str], list[float]] = {}
     for run in chain.from_iterable(steps):
-        for part, seconds in run.parts.items():
-            totals.setdefault((run.run.chunk, part), []).append(seconds)
+        for part in run.parts:
             for item in partition.chunks[run.run.chunk]:
                 samples.setdefault((item, part), []).append(run.items.get((part, item), 0.0))
     usual_output = statistics.median(counted.output_bytes.values()) if counted.output_bytes else 0.0
     found = []
     for chunk in chunks:
         items = partition.chunks[chunk]
-        scaled = {part: _scaled(items, part, totals.get((chunk, part), [0.0]), samples) for part in PARTS}
+        totals = {part: usual(seconds.get((chunk, part)) or [0.0]) for part in (*PARTS, "BW")}
+        divided = {part: _divided(items, part, totals[part], samples) for part in PARTS}
+        shorter = totals["BW"] / (totals["B"] + totals["W"]) if totals["B"] + totals["W"] > 0.0 else 0.0
         for place, item in enumerate(items):
             name, role = roles[item]
-            forward, backward_input, backward_weight = (statistics.median(scaled[part][place]) for part in PARTS)
+            forward, backward_input, backward_weight = (divided[part][place][0] for part in PARTS)
             parameter_bytes, state_bytes = sizes.get(item, (0.0, 0.0))
             cost = LayerCost(
                 name,
@@ -93,21 +96,22 @@ def profile_items(
                 role=role,
                 state_bytes=state_bytes,
                 workspace_bytes=_workspace(counted, chunk, sum(sizes.get(i, (0.0, 0.0))[0] for i in items)),
+                backward=shorter * (backward_input + backward_weight) if totals["BW"] > 0.0 else None,
             )
-            high = tuple(_high(scaled[part][place]) for part in PARTS)
-            found.append(ItemProfile(item, cost, high, len(scaled["F"][place])))  # type: ignore[arg-type]
+            high = tuple(divided[part][place][1] for part in PARTS)
+            found.append(ItemProfile(item, cost, high, len(seconds[chunk, "F"])))  # type: ignore[arg-type]
     return found
 
 
-def _scaled(
-    items: Sequence[int], part: str, totals: Sequence[float], samples: Mapping[tuple[int, str], list[float]]
-) -> list[list[float]]:
-    """For each item its seconds, so that the medians add up to the pass's median."""
+def _divided(
+    items: Sequence[int], part: str, total: float, samples: Mapping[tuple[int, str], list[float]]
+) -> list[tuple[float, float]]:
+    """For each item its usual and its high seconds; the usual ones add up to the pass's."""
     own = [samples.get((item, part)) or [0.0] for item in items]
-    total, known = statistics.median(totals), sum(statistics.median(values) for values in own)
+    known = sum(statistics.median(values) for values in own)
     if known <= 0.0:
-        return [[total / len(items)] for _ in items]
-    return [[value * total / known for value in values] for values in own]
+        return [(total / len(items), total / len(items)) for _ in items]
+    return [(statistics.median(values) * total / known, _high(values) * total / known) for values in own]
 
 
 def _workspace(counted: LayerRecorder, chunk: int, parameter_bytes: float) -> dict[str, float]:

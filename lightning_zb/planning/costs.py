@@ -90,6 +90,10 @@ class ChunkCost:
     backward: float | None = None
 
     @property
+    def work(self) -> float:
+        return self.forward + self.backward_input + self.backward_weight
+
+    @property
     def whole_backward(self) -> float:
         return self.backward_input + self.backward_weight if self.backward is None else self.backward
 

@@ -114,7 +114,7 @@ def _layers(plan: Plan, items: Sequence[Measured]) -> str:
         rows.append([f"{place} {cost.name}", *seconds, whole, *map(format_bytes, sizes)])
     table = _table(header, rows)
     if items:
-        table += f"\n\nMedians of {items[0].num_samples} microbatches, the 90th percentile in brackets."
+        table += f"\n\nUsual values of {items[0].num_samples} microbatches, the 90th percentile in brackets."
     return table
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from lightning_zb.execution.channels import open_channels
 from lightning_zb.execution.links import clock_offsets, fit_links, measure_links
 from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
-from lightning_zb.execution.profiler import StepRecorder, joined_timeline, read_times
+from lightning_zb.execution.pass_samples import StepKind, pass_samples, steps_of_window, usual
+from lightning_zb.execution.profiler import PassTimes, StepRecorder, joined_timeline, read_times
 from lightning_zb.planning.placement import cyclic
 from lightning_zb.planning.schedule import Pass
 from tests.execution.processes import run_processes
@@ -134,3 +135,56 @@ def test_emulated_links_are_found():
             assert links[a][b].bandwidth == pytest.approx(bandwidth, rel=0.2)
         assert offsets[0] == 0.0
         assert abs(offsets[1]) < 5e-3  # one host, one clock
+
+
+def test_handing_over_counts_as_part_of_the_pass_before():
+    recorder = StepRecorder(FakeClock())
+    with recorder.transfer():  # 1, before any pass: nobody's
+        pass
+    recorder.start(Pass.parse("F0.0"))  # 2
+    recorder.end(Pass.parse("F0.0"))  # 3
+    with recorder.transfer():  # 4 to 5
+        pass
+    recorder.start(Pass.parse("BW0.0"))
+    recorder.end(Pass.parse("BW0.0"))
+    forward, backward = read_times(recorder)
+    assert (forward.end, forward.parts) == (3.0, {"F": 2.0})
+    assert backward.parts == {"BW": 1.0}
+
+
+def timed(name: str, **parts: float) -> PassTimes:
+    return PassTimes(Pass.parse(name), 0.0, sum(parts.values()), None, parts, {})
+
+
+def test_samples_are_of_steps_at_full_speed_where_there_are_any():
+    layers = [timed("F0.0", F=9.0), timed("BW0.0", B=9.0, W=9.0)]
+    whole = [timed("F0.0", F=1.0), timed("B0.0", B=3.0), timed("W0.0", W=0.25), timed("BW1.0", BW=4.0)]
+    running = [timed("F0.0", F=1.5), timed("B0.0", B=2.0), timed("W0.0", W=2.0), timed("BW1.0", B=2.0, W=3.0)]
+    assert pass_samples([(StepKind.LAYERS, layers)]) == {(0, "F"): [9.0], (0, "B"): [9.0], (0, "W"): [9.0]}
+    assert pass_samples([(StepKind.LAYERS, layers), (StepKind.WHOLE, whole)]) == {
+        (0, "F"): [1.0],
+        (0, "B"): [9.0],
+        (0, "W"): [9.0],
+        (0, "BW"): [3.25],
+        (1, "BW"): [4.0],
+    }
+    # a shared parameter kept the two parts of BW1.0 apart: BW takes what they take
+    assert pass_samples([(StepKind.RUNNING, running)]) == {
+        (0, "F"): [1.5],
+        (0, "B"): [2.0],
+        (0, "W"): [2.0],
+        (1, "BW"): [5.0],
+    }
+
+
+def test_hiccups_are_no_part_of_the_usual_time():
+    assert usual([1.0] * 9 + [100.0]) == pytest.approx(1.0)
+    assert usual([1.0, 2.0]) == pytest.approx(1.5)
+
+
+def test_a_window_times_layers_first_and_then_passes_in_every_way():
+    kinds = steps_of_window(9, counts_bytes=True)
+    assert kinds[:2] == [StepKind.BYTES, StepKind.LAYERS]
+    assert {kind: kinds[1:].count(kind) for kind in kinds[1:]} == dict.fromkeys(kinds[1:5], 2)
+    assert steps_of_window(2, counts_bytes=True) == [StepKind.BYTES, StepKind.LAYERS]
+    assert steps_of_window(1, counts_bytes=False) == [StepKind.RUNNING]
