@@ -52,6 +52,9 @@ def devices(plan: Plan) -> str:
     byte, byte_name = byte_unit((*peaks, *states))
     header = ["device", "chunks", f"span ({time_name})", "busy", "bubble", "overlap", f"peak ({byte_name})", "limit",
               "gradients", "states"]  # fmt: skip
+    reduced = timeline.reductions
+    if reduced:
+        header[6:6] = ["reduction", "after work"]
     rows = []
     for d in range(plan.num_devices):
         own = plan.placement.chunks_of(d)
@@ -68,8 +71,17 @@ def devices(plan: Plan) -> str:
                 f"{states[d] / byte:.3f}",
             ]
         )
+        if reduced:
+            exposed = timeline.device_ends[d] - max(timeline.ends[d])
+            rows[-1][6:6] = [f"{t / second:.2f}" for t in (sum(end - start for _, start, end in reduced[d]), exposed)]
     legend = (
         "bubble: waits within the span; overlap: an input is under way while the device works; peak: activations; "
         "gradients: as large as the parameters; states: all that is constant, workspace of the largest pass included"
     )
+    if reduced:
+        assert plan.costs.reduction is not None
+        legend += (
+            f"; reduction: gradients added over {plan.costs.reduction.num_replicas} replicas beside the passes; after work: "
+            "what of it is left when they are done, part of the span"
+        )
     return f"{table(header, rows, left=(0, 1))}\n{legend}"

@@ -52,6 +52,8 @@ def strongest_bounds(instance, fuses, from_step_start):
     best, argued = np.full(len(NAMES), -1.0), np.zeros(len(NAMES), np.int64)
     for d in range(num_devices):
         before = up[first[d]] if from_step_start else 0.0
+        own = instance.chunk_list[instance.chunk_start[d] : instance.chunk_start[d + 1]]
+        before += instance.reduction[own].min()  # after its last pass
         end_of_last = backward[first[d]] + weight[first[d]]
         _raise(best, argued, _WORK, before + work[d], d)
         _raise(best, argued, _CHAIN, before + turn - up[first[d]] + down[first[d]] + end_of_last, d)

@@ -16,6 +16,8 @@ last chunk. Nothing assumes equal chunks, equal devices or equal limits:
 - relay: from F(q0, 0) to e's first pass, then all that e runs up to its last B (W may stay behind as far as memory
   holds them), then back to B(q0, m-1).
 
+Where gradients are reduced over replicas, the reduction of one chunk of d follows its last pass; the shortest counts.
+
 Where a whole BW takes less than B and W, an order may run some backwards whole. Each BW then counts as a B and a W that
 together take no longer, of which only the W that directly follows may hold no memory (`lower_bounds(..., fuses=True)`).
 """

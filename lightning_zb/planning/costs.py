@@ -76,6 +76,26 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """Gradients of a chunk are added over the replicas of a pipeline once its last W has run (first paper, Appendix A).
+
+    Reductions of one device follow each other beside its passes, and its step ends when the last has ended.
+
+    Args:
+        num_replicas: pipelines that train in parallel, at least 1.
+        link: between neighbours in the ring of replicas.
+    """
+
+    num_replicas: int
+    link: Link = Link()
+
+    def seconds(self, num_bytes: float) -> float:
+        """Seconds of a ring all-reduce: each of 2(D-1) rounds moves a D-th of the bytes."""
+        rounds = 2 * (self.num_replicas - 1)
+        return rounds * self.link.seconds(num_bytes / self.num_replicas) if rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkCost:
     """Cost of one chunk for one microbatch on a device of speed 1; fields as in `LayerCost`."""
 
@@ -111,11 +131,13 @@ class CostModel:
         layers: one cost for each layer, in model order.
         link: one link for all ordered pairs, or a matrix `link[source][destination]`.
         device_speed: relative speed of each device (2.0 halves its times); None where all are equal.
+        reduction: of gradients over replicas; None where there is one pipeline.
     """
 
     layers: tuple[LayerCost, ...]
     link: Link | tuple[tuple[Link, ...], ...] = Link()
     device_speed: tuple[float, ...] | None = None
+    reduction: Reduction | None = None
 
     def speed(self, device: int) -> float:
         return 1.0 if self.device_speed is None else self.device_speed[device]
@@ -126,6 +148,10 @@ class CostModel:
     def transfer_seconds(self, source: int, destination: int, num_bytes: float) -> float:
         """Seconds from the end of a pass to the moment its output can be used; 0 on the same device."""
         return 0.0 if source == destination else self.link_between(source, destination).seconds(num_bytes)
+
+    def reduction_seconds(self, chunk: ChunkCost) -> float:
+        """Seconds to reduce a chunk's gradients, which are as large as its parameters."""
+        return 0.0 if self.reduction is None else self.reduction.seconds(chunk.parameter_bytes)
 
     def chunk(self, layers: Sequence[int]) -> ChunkCost:
         """The cost of a run of layers; what it sends is the output of its last layer."""

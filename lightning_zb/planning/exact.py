@@ -112,7 +112,8 @@ def _solve_model(
     length = np.rint(instance.duration / unit).astype(np.int64)
     lag = np.rint(instance.lag / unit).astype(np.int64)
     start, ends = np.empty(instance.num_passes), np.empty(instance.num_devices)
-    rounded = instance._replace(duration=length.astype(float), lag=lag.astype(float))
+    after = np.floor(instance.reduction / unit).astype(np.int64)
+    rounded = instance._replace(duration=length.astype(float), lag=lag.astype(float), reduction=after.astype(float))
     if not start_times(rounded, incumbent, start, ends):
         raise ValueError("the warm start deadlocks; give one that passes Schedule.check")
     horizon = int(ends.max()) + 1
@@ -143,8 +144,8 @@ def _solve_model(
         passes = [(pass_id(kind, c, j), int(length[kind, c])) for kind in range(3) for c in own for j in range(m)]
         model.add_no_overlap([model.new_fixed_size_interval_var(begin[x], size, "") for x, size in passes])
         first = begin[pass_id(0, own[0], 0)] if own_start else 0
-        for c in own:  # a device ends with the W of the last microbatch of one of its chunks
-            model.add(cost >= begin[pass_id(2, c, m - 1)] + int(length[2, c]) - first)
+        for c in own:  # a device ends with the W of the last microbatch of one of its chunks, and its reduction
+            model.add(cost >= begin[pass_id(2, c, m - 1)] + int(length[2, c] + after[c]) - first)
         _limit_memory(model, instance, d, begin, pass_id, horizon)
     model.minimize(cost)
 

@@ -33,6 +33,7 @@ class Instance(NamedTuple):
         stash: M_W of each chunk in bytes.
         limit: activation bytes of each device, infinite where there is none; with a rounding allowance.
         num_microbatches: m.
+        reduction: seconds of each chunk's reduction of gradients after its last W, shape (chunks,).
     """
 
     device: np.ndarray
@@ -45,6 +46,7 @@ class Instance(NamedTuple):
     stash: np.ndarray
     limit: np.ndarray
     num_microbatches: int
+    reduction: np.ndarray
 
     @property
     def num_devices(self) -> int:
@@ -117,6 +119,7 @@ def build_instance(
         # sums of bytes in another order may differ in the last bits; a whole M_B is far larger than this
         limit=limit + 1e-9 * np.maximum(activation.max(initial=0.0), np.where(np.isinf(limit), 0.0, np.abs(limit))),
         num_microbatches=num_microbatches,
+        reduction=np.array([costs.reduction_seconds(c) for c in chunk_costs], float),
     )
 
 
@@ -175,7 +178,7 @@ def start_times(instance, order, start, ends):
     Args:
         order: flat order.
         start: start of each pass, written; shape (passes,).
-        ends: end of each device's last pass, written; shape (devices,).
+        ends: end of each device's last pass, or of its last reduction, written; shape (devices,).
 
     Returns:
         False where the order deadlocks.
@@ -233,7 +236,25 @@ def start_times(instance, order, start, ends):
                 top += 1
         position[d] = i
         ends[d] = now
-    return done == 3 * nm
+    if done < 3 * nm:
+        return False
+    reduce_gradients(instance, end, ends)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def reduce_gradients(instance, end, ends):
+    """Let each device's end wait for its reductions, which follow each other as the chunks finish."""
+    m, nm = instance.num_microbatches, len(instance.device) * instance.num_microbatches
+    if not instance.reduction.any():
+        return
+    for d in range(len(ends)):
+        own = instance.chunk_list[instance.chunk_start[d] : instance.chunk_start[d + 1]]
+        finished = np.array([end[2 * nm + c * m + m - 1] for c in own])
+        now = 0.0
+        for i in np.argsort(finished):
+            now = max(now, finished[i]) + instance.reduction[own[i]]
+        ends[d] = max(ends[d], now)
 
 
 @njit(cache=True, nogil=True)

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link
+from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link, Reduction
 from lightning_zb.planning.placement import Partition, Placement
 from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus, Prediction
 from lightning_zb.planning.schedule import Pass, Schedule
@@ -118,6 +118,7 @@ def costs_to_json(costs: CostModel) -> dict[str, Any]:
         if isinstance(costs.link, Link)
         else [[_link_to_json(link) for link in row] for row in costs.link],
         "device_speed": None if costs.device_speed is None else list(costs.device_speed),
+        **({} if costs.reduction is None else {"reduction": _reduction_to_json(costs.reduction)}),
     }
 
 
@@ -138,6 +139,7 @@ def costs_from_json(data: Json) -> CostModel:
         layers=tuple(layers),
         link=_field(data, "link", _link_or_matrix, default=Link()),
         device_speed=None if speeds is None else tuple(speeds),
+        reduction=_field(data, "reduction", _optional(_reduction), default=None),
     )
 
 
@@ -175,6 +177,16 @@ def _link(value: Any) -> Link:
         latency=_field(data, "latency", _not_negative, default=0.0),
         bandwidth=_field(data, "bandwidth", lambda v: math.inf if v is None else _positive(v), default=math.inf),
     )
+
+
+def _reduction_to_json(reduction: Reduction) -> dict[str, Any]:
+    return {"num_replicas": reduction.num_replicas, "link": _link_to_json(reduction.link)}
+
+
+def _reduction(value: Any) -> Reduction:
+    data = _mapping(value)
+    _refuse_unknown(data, {"num_replicas", "link"})
+    return Reduction(_field(data, "num_replicas", _count), _field(data, "link", _link, default=Link()))
 
 
 def _link_or_matrix(value: Any) -> Link | tuple[tuple[Link, ...], ...]:

@@ -41,6 +41,7 @@ class PassTable:
         link: the link its output occupies, `source * num_devices + destination`, or -1 where transfers do not queue.
         occupancy: seconds its output occupies that link.
         memory: bytes the device holds more after the pass than before it.
+        reduction: for each chunk the seconds of its gradients' reduction after its last W.
     """
 
     num_chunks: int
@@ -53,6 +54,7 @@ class PassTable:
     link: Integers
     occupancy: Floats
     memory: Floats
+    reduction: Floats
 
     @property
     def num_cells(self) -> int:
@@ -134,6 +136,7 @@ def tabulate(
         link=np.concatenate([spread(down_link, up_link), nothing, spread(up_link)]).astype(np.int64),
         occupancy=np.concatenate([spread(down_occupancy, up_occupancy), zeros, spread(up_occupancy)]),
         memory=spread(activation, stash - activation, -stash, -activation),
+        reduction=np.array([costs.reduction_seconds(c) for c in chunk_costs], dtype=np.float64),
     )
 
 
@@ -151,7 +154,8 @@ def run_step(
         table: the passes.
         order: flat orders of all devices.
         offsets: where each device's part starts.
-        free: when each device becomes free; changed in place to the end of its last pass. None: all at 0.
+        free: when each device becomes free; changed in place to the end of its last pass, and of its last reduction. None: all
+            at 0.
         gate_position: for each device the position in its order that also waits for `gate_time`.
         gate_time: seconds.
 
@@ -167,7 +171,30 @@ def run_step(
     num_run = run_orders(order, offsets, *arrays, table.num_cells, free, gate_position, gate_time, start, end)
     if num_run < len(order):
         raise ValueError(f"the schedule deadlocks after {num_run} of its {len(order)} passes")
+    for device, *_, finish in reductions(table, order, end):
+        free[device] = max(free[device], finish)
     return start, end
+
+
+def reductions(table: PassTable, order: Integers, end: Floats) -> list[tuple[int, int, float, float]]:
+    """When gradients are reduced: device, chunk, start and end of each reduction, in the order in which they start.
+
+    Args:
+        table: the passes.
+        order: flat orders of all devices.
+        end: of each pass of `order`.
+    """
+    if not table.reduction.any():
+        return []
+    last = np.flatnonzero((order >= 2 * table.num_cells) & (order % table.num_microbatches == table.num_microbatches - 1))
+    free: dict[int, float] = {}
+    found = []
+    for at in last[np.argsort(end[last], kind="stable")].tolist():
+        device, chunk = int(table.owner[order[at]]), int(order[at] % table.num_cells // table.num_microbatches)
+        start = max(float(end[at]), free.get(device, 0.0))
+        free[device] = start + float(table.reduction[chunk])
+        found.append((device, chunk, start, free[device]))
+    return found
 
 
 @njit(cache=True, nogil=True)

@@ -12,7 +12,7 @@ from lightning_zb.planning.costs import ChunkCost, CostModel
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import Prediction
 from lightning_zb.planning.schedule import Pass, Schedule
-from lightning_zb.planning.simulation import PassTable, run_step, tabulate
+from lightning_zb.planning.simulation import PassTable, reductions, run_step, tabulate
 
 Interval = tuple[float, float]
 
@@ -29,12 +29,14 @@ class Timeline:
         ends: likewise the ends.
         waits: for each device the intervals it stood waiting for a transfer; empty for a prediction, where every gap
             is a wait.
+        reductions: for each device the chunk, start and end of each reduction of gradients, which runs beside its passes.
     """
 
     orders: tuple[tuple[Pass, ...], ...]
     starts: tuple[tuple[float, ...], ...]
     ends: tuple[tuple[float, ...], ...]
     waits: tuple[tuple[Interval, ...], ...] = ()
+    reductions: tuple[tuple[tuple[int, float, float], ...], ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -50,8 +52,14 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[float, ...]:
-        """For each device the seconds from the start of its first pass to the end of its last."""
-        return tuple(max(ends) - min(starts) if ends else 0.0 for starts, ends in zip(self.starts, self.ends, strict=True))
+        """For each device the seconds from the start of its first pass to the end of its last, or of its last reduction."""
+        return tuple(end - min(starts) if starts else 0.0 for starts, end in zip(self.starts, self.device_ends, strict=True))
+
+    @property
+    def device_ends(self) -> tuple[float, ...]:
+        """When each device has run its last pass and reduced its gradients."""
+        after = self.reductions or ((),) * self.num_devices
+        return tuple(max((*ends, *(end for *_, end in own)), default=0.0) for ends, own in zip(self.ends, after, strict=True))
 
     @property
     def step_time(self) -> float:
@@ -61,9 +69,7 @@ class Timeline:
     @property
     def makespan(self) -> float:
         """End to end of the step alone: what it costs with a synchronous optimizer step."""
-        starts = [t for device in self.starts for t in device]
-        ends = [t for device in self.ends for t in device]
-        return max(ends) - min(starts)
+        return max(self.device_ends) - min(t for device in self.starts for t in device)
 
     @property
     def busy(self) -> tuple[float, ...]:
@@ -106,9 +112,17 @@ def simulate(
         ValueError: the schedule deadlocks.
     """
     table = tabulate(placement, chunk_costs, costs, schedule.num_microbatches, fifo_links)
+    return _timeline(schedule, table)
+
+
+def _timeline(schedule: Schedule, table: PassTable) -> Timeline:
     order, offsets = table.encode(schedule)
     start, end = run_step(table, order, offsets)
-    return Timeline(schedule.orders, _by_device(start, offsets), _by_device(end, offsets))
+    found: list[list[tuple[int, float, float]]] = [[] for _ in schedule.orders]
+    for device, chunk, begins, ends in reductions(table, order, end):
+        found[device].append((chunk, begins, ends))
+    after = tuple(map(tuple, found)) if any(found) else ()
+    return Timeline(schedule.orders, _by_device(start, offsets), _by_device(end, offsets), reductions=after)
 
 
 def _by_device(values: np.ndarray, offsets: np.ndarray) -> tuple[tuple[float, ...], ...]:
@@ -238,8 +252,7 @@ def predict(
     """
     table = tabulate(placement, chunk_costs, costs, schedule.num_microbatches, fifo_links)
     order, offsets = table.encode(schedule)
-    start, end = run_step(table, order, offsets)
-    timeline = Timeline(schedule.orders, _by_device(start, offsets), _by_device(end, offsets))
+    timeline = _timeline(schedule, table)
     step_time = timeline.step_time
     speeds = [costs.speed(d) for d in range(placement.num_devices)]
     busy = tuple(float(table.duration[order[a:b]].sum()) for a, b in pairwise(offsets))

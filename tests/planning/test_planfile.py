@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link
+from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link, Reduction
 from lightning_zb.planning.planfile import (
     costs_from_json,
     costs_to_json,
@@ -44,7 +44,7 @@ def test_files(tmp_path):
         LayerCost("head", 1, 1, 1, role=LayerRole.EPILOGUE),
     )
     links = tuple(tuple(Link(0.1 * a, 1 + b) for b in range(1)) for a in range(1))
-    costs = CostModel(layers, links, (2.0,))
+    costs = CostModel(layers, links, (2.0,), Reduction(4, Link(1e-5, 1e9)))
     write_costs(costs, tmp_path / "costs.json")
     assert read_costs(tmp_path / "costs.json") == costs
     written = json.loads((tmp_path / "costs.json").read_text())["layers"]
@@ -58,6 +58,7 @@ def test_files(tmp_path):
 def test_the_least_costs_file():
     costs = costs_from_json({"layers": [{"name": "a", "forward": 1, "backward_input": 1, "backward_weight": 0}]})
     assert costs == CostModel((LayerCost("a", 1, 1, 0),))
+    assert set(costs_to_json(costs)) == {"layers", "link", "device_speed"}
 
 
 def spoil(data, path, value):
@@ -81,6 +82,7 @@ def spoil(data, path, value):
         (("costs", "layers", 0, "backward"), -0.5, r"costs.layers\[0\].backward: -0.5 is negative"),
         (("costs", "link", "latency"), -1, "costs.link.latency: -1 is negative"),
         (("costs", "device_speed"), [0], r"costs.device_speed\[0\]: 0 is not positive"),
+        (("costs", "reduction"), {"num_replicas": 0}, "costs.reduction.num_replicas: 0 is not a count"),
         (("passes", 1, 2), "Q1.2", r"passes\[1\]\[2\]: 'Q1.2' is not a pass"),
         (("passes", 1, 2), "F1.3", "passes: F1.3 on device 1 is out of turn"),
         (("partition", 0), [1], "partition: .* contiguous"),
