@@ -104,6 +104,8 @@ class Pipeline:
         self._num_evaluations = 0
         self.last_step_seconds = 0.0
         """Host seconds of the last training step's schedule, waits included."""
+        self.last_step_was_recorded = False
+        """Whether it was measured, which slows it down or runs it otherwise than planned."""
 
     def _lay_out(self, plan: Plan) -> None:
         """Which chunks of the plan this process runs."""
@@ -146,6 +148,7 @@ class Pipeline:
             check_agreement(microbatches, trainer.train_dataloader)
         for runner in self._runners:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
+        self.last_step_was_recorded = self._executors[0].recorder is not None
         start = perf_counter()
         self._last_program = self._program(len(microbatches))
         self._run(self._last_program)

@@ -162,7 +162,7 @@ def _announce(plan: Plan, why: str) -> str:
         f"zero_bubble: {plan.planner.name} on {plan.num_devices} devices, {chunks} chunks, "
         f"{plan.num_microbatches} microbatches; predicted bubble {100 * predicted.bubble_rate:.1f} %"
     )
-    baseline = _one_f_one_b(plan)
+    baseline = None if plan.planner.name == "1f1b" else _one_f_one_b(plan)
     if baseline is not None:
         gain = baseline.predicted.step_time / predicted.step_time
         line += f", {gain:.2f}x the speed of 1f1b ({100 * baseline.predicted.bubble_rate:.1f} %)"

@@ -20,7 +20,8 @@ class Measurements(L.Callback):
     Steps are timed from the end of one to the end of the next, data and Lightning's own work included, validation not.
 
     Args:
-        num_warmup_steps: first steps that the results leave out: allocators and caches are still filling.
+        num_warmup_steps: first steps that the results leave out: allocators and caches are still filling. Steps that the
+            pipeline's profiler measures are left out too.
     """
 
     def __init__(self, num_warmup_steps: int = 3) -> None:
@@ -29,9 +30,16 @@ class Measurements(L.Callback):
         """Bytes of each device's process while it trained: allocated by torch on a GPU, resident on a CPU."""
         self.wait_shares: tuple[float, ...] = ()
         """For each device the share of the steps' time that its host waited for messages; empty without a pipeline."""
+        self.outside_seconds = 0.0
+        """Median seconds of a step outside its schedule, on the device where they are least: loading, hooks, optimizer.
+
+        The others wait there for the last one, which is a matter of the schedule.
+        """
         self._step_times: list[float] = []
         self._step_tokens: list[int] = []
         self._step_waits: list[float] = []
+        self._step_outsides: list[float] = []
+        self._was_recorded: list[bool] = []
         self._began: float | None = None
         self._waited = 0.0
         self._tokens = 0
@@ -40,7 +48,7 @@ class Measurements(L.Callback):
     @property
     def step_time(self) -> float:
         """Median seconds of an optimizer step."""
-        return statistics.median(self._step_times[self.num_warmup_steps :] or self._step_times)
+        return self._median(self._step_times)
 
     @property
     def tokens_per_second(self) -> float:
@@ -65,6 +73,9 @@ class Measurements(L.Callback):
         assert self._began is not None
         self._step_times.append(now - self._began)
         self._step_waits.append(waited - self._waited)
+        pipeline = getattr(trainer.strategy, "pipeline", None)
+        self._step_outsides.append(0.0 if pipeline is None else self._step_times[-1] - pipeline.last_step_seconds)
+        self._was_recorded.append(pipeline is not None and pipeline.last_step_was_recorded)
         self._step_tokens.append(self._tokens)
         pl_module.log("tokens_per_second", self._tokens / self._step_times[-1], prog_bar=True)
         self._began, self._waited, self._tokens, self._num_steps_seen = now, waited, 0, trainer.global_step
@@ -73,13 +84,20 @@ class Measurements(L.Callback):
         self._began = None
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        own = (_peak_memory(trainer.strategy.root_device), self._wait_share())
+        outside = self._median(self._step_outsides) if self._step_outsides else 0.0
+        own = (_peak_memory(trainer.strategy.root_device), self._wait_share(), outside)
         devices = [own] * trainer.world_size
         if distributed.is_initialized():
             distributed.all_gather_object(devices, own)
-        self.peak_memory = tuple(peak for peak, _ in devices)
+        self.peak_memory = tuple(peak for peak, *_ in devices)
         if _statistics(trainer):
-            self.wait_shares = tuple(share for _, share in devices)
+            self.wait_shares = tuple(share for _, share, _ in devices)
+            self.outside_seconds = min(outside for *_, outside in devices)
+
+    def _median(self, values: list[float]) -> float:
+        """The median without the first steps and those that the profiler measured, as far as there are others."""
+        usual = [v for v, recorded in zip(values, self._was_recorded, strict=True) if not recorded]
+        return statistics.median(usual[self.num_warmup_steps :] or usual or values)
 
     def _wait_share(self) -> float:
         times, waits = self._step_times[self.num_warmup_steps :], self._step_waits[self.num_warmup_steps :]

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_zb import ZeroBubbleCallback
 from lightning_zb.planning.plan import Plan
+from lightning_zb.replanning import step_seconds
 from recipes.measurements import Measurements
 
 FILE_NAME = "summary.json"
@@ -35,6 +36,11 @@ HEADER: tuple[str, ...] = (
     "val bits/byte",
 )
 
+LEGEND = """\
+step: seconds of an optimizer step; predicted is what the plan promises of the schedule, with the measured rest of a step.
+bubble: share of the schedule's time in which a device, on average, runs no pass; predicted by the plan, and measured as what
+  the schedule took beyond the work of its passes (where a run is too short to measure that, the share waited for messages)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -46,11 +52,11 @@ class Summary:
         num_devices: processes.
         num_microbatches: microbatches of a step.
         num_steps: optimizer steps.
-        step_time_predicted: of the plan, where its costs were measured.
+        step_time_predicted: of the plan, where its costs were measured, with what a step takes outside its schedule.
         step_time_measured: median.
         bubble_predicted: bubble rate of the plan.
-        bubble_measured: share of the median step beyond its measured work divided by the devices; where the run was too
-            short to measure work, the share that devices waited for messages.
+        bubble_measured: share of the median step's schedule beyond its measured work divided by the devices; where the run
+            was too short to measure work, the share that devices waited for messages.
         peak_memory: of each device's process.
         tokens_per_second: at the median step.
         train_loss: of the last logged microbatch, nats.
@@ -99,7 +105,7 @@ def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
         num_devices=trainer.world_size,
         num_microbatches=trainer.accumulate_grad_batches,
         num_steps=trainer.global_step,
-        step_time_predicted=plan.predicted.makespan if plan is not None and has_seconds else None,
+        step_time_predicted=_schedule_seconds(trainer, plan) + measurements.outside_seconds if plan and has_seconds else None,
         step_time_measured=measurements.step_time,
         bubble_predicted=None if plan is None else plan.predicted.bubble_rate,
         bubble_measured=None if plan is None else _bubble_rate(plan if has_seconds else None, measurements),
@@ -133,8 +139,14 @@ def _bubble_rate(plan: Plan | None, measurements: Measurements) -> float:
     """What a step takes beyond its work shared by all devices; without measured costs what devices waited."""
     if plan is None:
         return mean(measurements.wait_shares)
-    ideal = plan.ideal_seconds
-    return (measurements.step_time - ideal) / measurements.step_time
+    seconds = measurements.step_time - measurements.outside_seconds
+    return (seconds - plan.ideal_seconds) / seconds
+
+
+def _schedule_seconds(trainer: L.Trainer, plan: Plan) -> float:
+    """What the plan promises of a step, as optimizer steps now end: with a barrier, or without."""
+    ending = trainer.strategy.pipeline.ending  # type: ignore[attr-defined]
+    return step_seconds(ending is not None and ending.runs_ahead)(plan)
 
 
 def read_summary(path: Path) -> Summary:
@@ -186,7 +198,7 @@ def _format(value: float | None, template: str) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Print the table of all summaries below the given folder."""
     (folder,) = arguments
-    print(format_table(read_summaries(Path(folder))))
+    print(format_table(read_summaries(Path(folder))), LEGEND, sep="\n")
 
 
 if __name__ == "__main__":

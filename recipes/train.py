@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `recipes` is not installed, and a script's path has only the script's folder
 
 from recipes.jobs import failure_noted, read_failure, run_job  # noqa: E402
-from recipes.summary import FILE_NAME, Summary, WriteSummary, format_table, read_summary  # noqa: E402
+from recipes.summary import FILE_NAME, LEGEND, Summary, WriteSummary, format_table, read_summary  # noqa: E402
 from recipes.typed_config import check_config  # noqa: E402
 
 
@@ -45,8 +45,8 @@ def run(config: DictConfig) -> float | None:
     if not is_first:
         return None
     summary = read_summary(folder / FILE_NAME)
-    print(format_table([summary]), flush=True)
-    if config.compare is not None:
+    print(format_table([summary]), LEGEND, sep="\n", flush=True)
+    if config.compare not in (None, summary.schedule):
         print(format_table([summary, run_again(config, environment)]), flush=True)
     return getattr(summary, config.objective)
 

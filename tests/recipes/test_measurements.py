@@ -66,8 +66,10 @@ def test_first_steps_are_left_out_when_there_are_more():
     measurements = Measurements(num_warmup_steps=2)
     measurements._step_times = [9.0, 9.0]
     measurements._step_tokens = [64, 64]
+    measurements._was_recorded = [False] * 2
     assert measurements.step_time == 9.0
     measurements._step_times += [1.0, 2.0, 1.0]
+    measurements._was_recorded += [False] * 3
     assert measurements.step_time == 1.0
     assert measurements.tokens_per_second == pytest.approx(64.0)
 
@@ -81,3 +83,12 @@ def test_peak_memory_is_that_of_training(tmp_path):
     assert _peak_memory(cpu) < before - size // 2
     torch.ones(size, dtype=torch.uint8)
     assert _peak_memory(cpu) > before - size // 2
+
+
+def test_steps_that_the_profiler_measured_are_left_out_as_far_as_there_are_others():
+    measurements = Measurements(num_warmup_steps=1)
+    measurements._step_times = [9.0, 5.0, 2.0, 2.5, 2.25]
+    measurements._was_recorded = [False, True, False, False, False]
+    assert measurements.step_time == 2.25
+    measurements._was_recorded = [True] * 5
+    assert measurements.step_time == 2.5

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipes.summary import FILE_NAME, Summary, format_table, main, read_summary
+from recipes.summary import FILE_NAME, HEADER, LEGEND, Summary, format_table, main, read_summary
 
 SUMMARY = Summary(
     schedule="zb-v",
@@ -44,8 +44,14 @@ def test_table_of_all_jobs_below_a_folder(tmp_path, capsys):
     for job, budget in enumerate([0.75, 1.0, 2.0]):
         replace(SUMMARY, memory_budget=budget).write(tmp_path / str(job))
     main([str(tmp_path)])
-    budgets = [line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert budgets == ["0.75", "1", "2"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[2:5]] == ["0.75", "1", "2"]
+    assert "\n".join(lines[5:]) == LEGEND
+
+
+def test_every_column_of_two_is_explained():
+    explained = [line.split(":")[0] for line in LEGEND.splitlines()]
+    assert {name.split()[0] for name in HEADER if name.endswith("predicted")} <= set(explained)
 
 
 def test_folder_without_summaries_is_named(tmp_path):
