@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_zb.planning.bounds import bounds_of_orders, meets
+from lightning_zb.planning.bounds import Objective, bounds_of_orders, meets
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
-from lightning_zb.planning.fusing import fuse_backward
+from lightning_zb.planning.fusing import all_whole, fuse_backward, split_backward, with_whole_backwards
 from lightning_zb.planning.partitioning import PartitionSpec, make_partition
 from lightning_zb.planning.placement import Partition, Placement
 from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus
@@ -51,13 +51,41 @@ def make_plan(
             f"a pipeline needs a device and a microbatch, not {num_devices} devices and {num_microbatches} microbatches"
         )
     spec = find_schedule(schedule)
+    if options and not isinstance(spec, SearchSpec):
+        raise ValueError(f"schedule {schedule!r} has no options, but got {', '.join(sorted(options))}")
     if placement is not None and not isinstance(placement, Placement):
         placement = Placement(tuple(placement), num_devices)
-    if isinstance(spec, SearchSpec):
-        return spec.plan(PlanRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options)))
-    if options:
-        raise ValueError(f"schedule {schedule!r} has no options, but got {', '.join(sorted(options))}")
-    return _plan_named(spec, costs, num_devices, num_microbatches, memory_budget, partition, placement)
+    request = PlanRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options))
+    saves = any(c.backward is not None and c.backward < c.backward_input + c.backward_weight for c in costs.layers)
+    if saves and not (isinstance(spec, ScheduleSpec) and spec.fixed_order):
+        return _shorter_of_split_and_whole(spec, request)
+    return _plan(spec, request)
+
+
+def _plan(spec: ScheduleSpec | SearchSpec, request: PlanRequest) -> Plan:
+    return spec.plan(request) if isinstance(spec, SearchSpec) else _plan_named(spec, request)
+
+
+def _shorter_of_split_and_whole(spec: ScheduleSpec | SearchSpec, request: PlanRequest) -> Plan:
+    """Order split backwards and then fuse, or order whole ones and then split: whichever is faster."""
+    started = time.perf_counter()
+    if (seconds := request.options.get("seconds")) is not None:
+        request = replace(request, options={**request.options, "seconds": float(seconds) / 2})  # type: ignore[arg-type]
+    plan = _plan(spec, request)
+    whole = _plan(spec, replace(request, costs=with_whole_backwards(request.costs)))
+    limits = (float("inf"),) * request.num_devices if whole.memory_limit is None else whole.memory_limit
+    chunk_costs = request.costs.chunks(whole.partition)
+    problem = Problem(whole.placement, chunk_costs, request.costs, request.num_microbatches, limits)
+    other = assemble_plan(
+        spec.name,
+        problem,
+        whole.partition,
+        split_backward(all_whole(whole.schedule), whole.placement, chunk_costs, request.costs),
+        reason=f"{whole.planner.reason}; backwards run whole, which is faster than to split each",
+    )
+    figure = Objective(request.options.get("objective", Objective.STEP_TIME)).value
+    best = min((plan, other), key=lambda p: getattr(p.predicted, figure))
+    return replace(best, planner=replace(best.planner, seconds=time.perf_counter() - started))
 
 
 def assemble_plan(
@@ -105,20 +133,13 @@ def assemble_plan(
     )
 
 
-def _plan_named(
-    spec: ScheduleSpec,
-    costs: CostModel,
-    num_devices: int,
-    num_microbatches: int,
-    budget: MemoryBudget,
-    partition_spec: PartitionSpec,
-    placement: Placement | None,
-) -> Plan:
+def _plan_named(spec: ScheduleSpec, request: PlanRequest) -> Plan:
     started = time.perf_counter()
-    budget = _settle_budget(spec, budget)
+    costs, num_microbatches, placement = request.costs, request.num_microbatches, request.placement
+    budget = _settle_budget(spec, request.memory_budget)  # type: ignore[arg-type]
     if placement is None:
-        placement = spec.placement(num_devices, costs.num_stacked_layers)
-    partition = make_partition(partition_spec, costs, placement)
+        placement = spec.placement(request.num_devices, costs.num_stacked_layers)
+    partition = make_partition(request.partition, costs, placement)  # type: ignore[arg-type]
     limits = activation_limits(budget, costs, partition, placement)
     problem = Problem(placement, costs.chunks(partition), costs, num_microbatches, limits)
     if not spec.fixed_order and not fits(smallest_limits(problem), limits):

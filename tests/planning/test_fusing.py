@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
-from lightning_zb.planning.fusing import fuse_backward
+from lightning_zb.planning.fusing import fuse_backward, split_backward
 from lightning_zb.planning.placement import cyclic
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import Problem, ScheduleSpec, find_schedule
@@ -80,9 +82,54 @@ def test_where_a_whole_backward_takes_longer_nothing_is_fused():
         assert num_whole(make_plan(costs_of(8, backward=2.5), 4, 8, name).schedule) == 0
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb", "zb-v"])
+@pytest.mark.parametrize("name", ["zb-h1", "zb", "zb-v", "auto"])
 def test_plans_gain_where_a_whole_backward_is_shorter(name):
     apart, whole = (make_plan(costs_of(24, backward, 0.1), 4, 16, name) for backward in (None, 1.6))
     assert num_whole(whole.schedule) > 0
     assert whole.predicted.step_time < apart.predicted.step_time
     assert whole.predicted.lower_bound <= whole.predicted.step_time
+
+
+def test_a_gradient_that_others_wait_for_leaves_before_w():
+    """Whole backwards in the middle, split ones where the pipeline drains."""
+    costs = costs_of(4, backward=1.9)
+    chunks = tuple(costs.chunk([i]) for i in range(4))
+    order = make_plan(costs, 4, 8, "1f1b").schedule
+    split = split_backward(order, cyclic(4), chunks, costs)
+    split.check(cyclic(4))
+    old, new = simulate(order, cyclic(4), chunks, costs), simulate(split, cyclic(4), chunks, costs)
+    assert new.step_time < old.step_time
+    assert 0 < num_whole(split) < 32
+    heavy = tuple(replace(c, weight_stash_bytes=2.0) for c in chunks)
+    assert split_backward(order, cyclic(4), heavy, costs) == order
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_splitting_is_never_slower_nor_takes_more_memory(data):
+    num_devices = data.draw(st.integers(1, 4))
+    costs = data.draw(reference.cost_models(2 * num_devices, num_devices))
+    plan = make_plan(costs, num_devices, data.draw(st.integers(1, 6)), data.draw(st.sampled_from(["1f1b", "interleaved"])))
+    arguments = plan.placement, costs.chunks(plan.partition), costs
+    after = split_backward(plan.schedule, *arguments)
+    after.check(plan.placement)
+    old, new = simulate(plan.schedule, *arguments), simulate(after, *arguments)
+    assert new.step_time <= old.step_time
+    assert new.makespan <= old.makespan
+    peaks = reference.peaks(after, *arguments[:2]), reference.peaks(plan.schedule, *arguments[:2])
+    assert all(now <= then + 1e-12 for now, then in zip(*peaks, strict=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_whole_backwards_keep_the_limits_of_memory(data):
+    num_devices = data.draw(st.integers(1, 3))
+    costs = data.draw(reference.cost_models(2 * num_devices, num_devices, stash_above_activation=False))
+    budget = data.draw(st.sampled_from([1.0, 1.25, 2.0]))
+    plan = make_plan(costs, num_devices, data.draw(st.integers(1, 6)), data.draw(st.sampled_from(["zb", "zb-v"])), budget)
+    chunks = costs.chunks(plan.partition)
+    peaks = reference.peaks(plan.schedule, plan.placement, chunks)
+    assert all(peak <= budget * costs.activation_bytes * (1 + 1e-9) for peak in peaks)
+    assert plan.predicted.peak_bytes == pytest.approx(peaks)
+    assert reference.ascending(plan.schedule)
+    assert plan.predicted.lower_bound <= plan.predicted.step_time * (1 + 1e-9)
