@@ -15,6 +15,7 @@ BEFORE_LIGHTNING = """
 import importlib, sys
 import lightning_zb.planning.planner
 assert not {"torch", "lightning"} & set(sys.modules)
+assert callable(lightning_zb.sharded_checkpoint.consolidate) and callable(lightning_zb.profiling.profile_module)
 import lightning as L
 import lightning.pytorch.strategies as module
 trainer = L.Trainer(strategy="zero_bubble", devices=1, accelerator="cpu", logger=False, enable_checkpointing=False)
