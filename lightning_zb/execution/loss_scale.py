@@ -17,9 +17,11 @@ from lightning_zb.execution.host_copy import HostCopy, copy_to_host
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Args:
-    scaler: scales the loss before its backward; `unscale_` has been called when a step ends.
-    optimizer: whose gradients it unscales.
+    """A loss scaler as one device of a pipeline uses it.
+
+    Args:
+        scaler: scales the loss before its backward; `unscale_` has been called when a step ends.
+        optimizer: whose gradients it unscales.
     """
 
     scaler: torch.amp.GradScaler

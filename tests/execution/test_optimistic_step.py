@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from lightning_zb.execution.gradient_norm import NormSlots
 from lightning_zb.execution.optimistic_step import OptimisticStep
 from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
-from lightning_zb.execution.validation import Outcome, Report, clips, judge
+from lightning_zb.execution.validation import ExpectedVerdict, Outcome, Report, Verdict, clips, judge
 
 
 @dataclass
@@ -114,3 +115,24 @@ def test_auto_waits_for_quiet_steps_and_falls_back_when_nearly_all_clip():
         ModeSwitch.always().note(restarted=True)
     assert ModeSwitch.always().is_optimistic
     assert not ModeSwitch.never().note(restarted=False)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.KEEP, Outcome.SKIP, None])
+def test_after_an_exception_weights_are_validated(outcome):
+    """Those of the pending step if its verdict comes in time, else those before it."""
+    weights, step_end = alone()
+    weights[0].grad = torch.full((3,), 0.25)
+    never = threading.Event()
+
+    def wait() -> Verdict:
+        if outcome is None:
+            never.wait(10)
+        return Verdict(outcome, torch.tensor(0.5))
+
+    step_end._pend(1.0, ExpectedVerdict(wait), holds=False)
+    assert torch.equal(weights[0].detach(), torch.full((3,), 0.75))
+    step_end.abandon(seconds=5.0 if outcome is not None else 0.05)
+    never.set()
+    assert not step_end.is_pending
+    assert torch.equal(weights[0].detach(), torch.full((3,), 0.75 if outcome is Outcome.KEEP else 1.0))
+    assert weights[0].grad is None
