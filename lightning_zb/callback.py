@@ -134,7 +134,12 @@ class ZeroBubbleCallback(pl.Callback):
         return to_plain(CallbackState(plan, self._request, self.profile, tuple(self.decisions), self.num_drifts))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._restored = from_plain(state_dict) if state_dict else None
+        self._restored = None
+        if state_dict:
+            try:
+                self._restored = from_plain(state_dict)
+            except (ValueError, KeyError, TypeError) as error:  # of another version: nothing that training needs
+                rank_zero_warn(f"the checkpoint's plan cannot be read ({error}); layers are measured again")
 
     def _take_over(self, trainer: Any, state: CallbackState) -> None:
         """Go on with a checkpoint's plan, if it is one for this run."""

@@ -235,6 +235,10 @@ def test_a_plan_for_something_else_is_not_taken_over(tmp_path: Path):
     state = from_plain(callback.state_dict())
     request = trainer.strategy.plan_request
     assert why_not(state.plan, state, request) is None
+    older = callback.state_dict()
+    older["plan"] = {**older["plan"], "format": "lightning-zb-plan/0"}
+    with pytest.warns(UserWarning, match="plan cannot be read .*measured again"):
+        lightning_zb.ZeroBubbleCallback().load_state_dict(older)
     assert "1.5" in (why_not(state.plan, state, replace(request, memory_budget=2.0)) or "")
     other = make_plan(state.plan.costs, 2, 4, "zb-v")
     assert "8 microbatches, this run has 2 and 4" in (why_not(other, state, request) or "")
