@@ -19,6 +19,7 @@ from lightning_zb import device_memory
 from lightning_zb.callback_state import CallbackState, from_plain, request_values, to_plain, why_not
 from lightning_zb.deliberation import Deliberation
 from lightning_zb.drift import find_drift
+from lightning_zb.execution.statistics import STEP_COUNTERS
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.budget import format_bytes
@@ -322,7 +323,7 @@ class ZeroBubbleCallback(pl.Callback):
             "zb/bubble_rate": (measured - ideal) / measured,
             "zb/step_time_predicted": step_seconds(_runs_ahead(pipeline))(plan),
             "zb/step_time_measured": measured,
-            "zb/rollbacks": float(pipeline.statistics["rollbacks"]),
+            **{f"zb/{counter}": float(pipeline.statistics[counter]) for counter in STEP_COUNTERS},
             "zb/peak_memory": self._peak_bytes
             if pipeline.device.type != "cuda"
             else float(torch.cuda.max_memory_allocated(pipeline.device)),

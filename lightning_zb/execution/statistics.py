@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from lightning_zb.planning.schedule import Pass, PassKind
 
+STEP_COUNTERS = ("optimistic_steps", "rollbacks", "holds", "redone_forwards", "skips", "switches")
+"""What `Statistics` counts of optimizer steps and their validation."""
+
 
 @dataclass(slots=True)
 class Statistics:

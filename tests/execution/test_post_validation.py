@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_zb.execution.lowering import lower
+from lightning_zb.execution.statistics import STEP_COUNTERS
 from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.placement import Placement, cyclic, wave
 from lightning_zb.planning.planner import make_plan
@@ -52,8 +53,7 @@ def compare(case, results):
             for got, want in zip(result["outputs"], alone["outputs"], strict=True):
                 assert all(map(torch.equal, got, want))
     assert seen == alone["trained"]
-    names = ("optimistic_steps", "rollbacks", "holds", "redone_forwards", "skips", "switches")
-    counters = {name: sum(r["statistics"][name] for r in results) for name in names}
+    counters = {name: sum(r["statistics"][name] for r in results) for name in STEP_COUNTERS}
     print(counters)
     passes = [sum(r["statistics"]["passes"].get(k, 0) for r in results) for k in "FBW"]
     steps = sum(case.count(s) for s in range(len(case.scales)))

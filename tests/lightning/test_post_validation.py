@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_zb.execution.statistics import STEP_COUNTERS
 from tests.lightning.fitting import Case, differences, run
 from tests.lightning.processes import run_cases
 from tests.lightning.test_checkpoints import checkpoint_differences
@@ -107,8 +108,7 @@ def _check(cases: list[Case], num_ranks: int, directory: Path, seconds: float) -
             found[case.name] = differences(results[case.name], _merge(results[f"{case.name}-off"]))
         elif not case.name.endswith("-off"):
             found[case.name] = differences(results[case.name], run(case.plain(), directory / "plain"))
-        counters = ("optimistic_steps", "rollbacks", "holds", "redone_forwards", "skips", "switches")
-        print(case.name, {c: n for c in counters if (n := _total(results[case.name], c))})
+        print(case.name, {c: n for c in STEP_COUNTERS if (n := _total(results[case.name], c))})
     assert all(not differences for differences in found.values()), found
     for name, skips in (("nan", 1), ("inf", 3)):
         assert all(torch.isfinite(w).all() for w in _merge(results[name])["weights"].values())
