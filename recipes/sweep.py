@@ -158,7 +158,7 @@ class SweepReport(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Every process that torchrun or srun starts would run the whole sweep.
-        if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
             raise SystemExit(
                 "torchrun and srun start one job at a time, without --multirun: start them once for each job with "
                 "hydra.run.dir=sweeps/NAME/0, .../1 and so on, then python -m recipes.sweep sweeps/NAME makes the table"

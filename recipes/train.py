@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import warnings
+from dataclasses import fields
 from pathlib import Path
 
 import hydra
@@ -35,7 +36,14 @@ def main(config: DictConfig) -> float | None:
 
 
 def run(config: DictConfig) -> float | None:
-    """Do what a script's configuration asks for; in a sweep in processes of its own, see `main`."""
+    """Do what a script's configuration asks for; a sweep's job in processes of its own, see `main`.
+
+    Raises:
+        ValueError: the objective is not a value of a summary.
+    """
+    names = [field.name for field in fields(Summary)]
+    if config.objective not in names:
+        raise ValueError(f"objective={config.objective!r} is not a value of a summary; write one of {', '.join(names)}")
     folder = Path(config.output_dir)
     environment = dict(os.environ)  # before Lightning adds the ranks and the port of its processes
     if HydraConfig.get().mode is RunMode.MULTIRUN:

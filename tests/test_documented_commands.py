@@ -36,9 +36,20 @@ LIMITS: dict[str, str | None] = {
     "python -m recipes.sweep": "",
     "torchrun --standalone --nproc-per-node=2 recipes/train.py": FEW_STEPS,
     "lightning-zb compare": "",
+    "lightning-zb profile": "--steps 2",
     "pip install": None,  # would change the environment of the tests
 }
 """What a command gets appended, by its beginning; None: it is not run. A command that begins otherwise is an error."""
+
+
+MODEL = """
+from tests.lightning.models import SequentialModule
+
+
+class Model(SequentialModule):
+    def __init__(self, depth):
+        super().__init__(num_blocks=depth)
+"""
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,10 @@ def _make_inputs(folder: Path) -> None:
     ends = [LayerCost(role.value, 1e-4, 1e-4, 1e-4, role=role) for role in (LayerRole.PROLOGUE, LayerRole.EPILOGUE)]
     for name in ("size1.json", "size2.json", "path/to/costs.json"):
         write_costs(CostModel((ends[0], *layers, ends[1])), folder / name)
+    package = folder / "mypackage"
+    package.mkdir()
+    (package / "models.py").write_text(MODEL)
+    (package / "data.py").write_text("import torch\n\n\ndef one_batch():\n    return torch.randn(4, 8), torch.randn(4, 1)\n")
     SUMMARY.write(folder / "outputs" / "earlier")
     leave_job(folder / "multirun" / "DATE" / "TIME" / "0", ["strategy.memory_budget=1.5"], SUMMARY)
 

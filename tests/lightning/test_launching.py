@@ -3,8 +3,47 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
+
+import pytest
 
 from tests.lightning.fitting import Case, run
+from tests.lightning.processes import ROOT
+from tests.recipes.leftovers import all_end
+
+CONFIG = """
+devices: 2
+strategy:
+  _target_: lightning_zb.ZeroBubbleStrategy
+  memory_budget: null
+"""
+HYDRA_SCRIPT = """
+import logging, os, warnings
+import hydra
+import lightning as L
+from hydra.core.hydra_config import HydraConfig
+from torch.utils.data import DataLoader
+from tests.lightning.models import SequentialModule, Vectors
+
+@hydra.main(version_base="1.3", config_path=".", config_name="app")
+def main(config):
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    L.seed_everything(5, verbose=False)
+    strategy = hydra.utils.instantiate(config.strategy)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=config.devices, strategy=strategy, max_steps=2, accumulate_grad_batches=4, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(SequentialModule(), DataLoader(Vectors(16), batch_size=2))
+    folder = HydraConfig.get().runtime.output_dir
+    port = os.environ.get("MASTER_PORT")
+    print(f"RESULT {folder} {trainer.global_rank} {trainer.world_size} {port} {trainer.global_step}", flush=True)
+
+main()
+"""
 
 
 def test_one_process_leaves_the_environment_alone(tmp_path):
@@ -13,3 +52,28 @@ def test_one_process_leaves_the_environment_alone(tmp_path):
     run(Case("run", "sequential", strategy={"virtual_devices": 2}, size=8), tmp_path)
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
     assert not changed & {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_stock_hydra_sweep_of_a_users_script(tmp_path):
+    """Each job has its own folder, port and processes, whatever the number of devices before it; no process is left."""
+    (tmp_path / "app.py").write_text(HYDRA_SCRIPT)
+    (tmp_path / "app.yaml").write_text(CONFIG)
+    sweep = ["-m", "devices=2,1", "strategy.memory_budget=1.0,1.5", f"hydra.sweep.dir={tmp_path}/jobs"]
+    result = subprocess.run(
+        ["timeout", "-k", "1", "300", sys.executable, tmp_path / "app.py", *sweep],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    results = re.findall(r"RESULT (\S+) (\d) (\d) (\w+) (\d)", result.stdout)  # processes may share a line
+    expected = [(f"{tmp_path}/jobs/{job}", rank, size) for job, size in enumerate("2211") for rank in "01"[: int(size)]]
+    assert sorted((folder, rank, size) for folder, rank, size, *_ in results) == expected
+    assert {steps for *_, steps in results} == {"2"}
+    ports = {folder: port for folder, _, size, port, _ in results if size == "2"}
+    assert len(set(ports.values())) == 2
+    assert {port for _, _, size, port, _ in results if size == "1"} == {"None"}
+    assert all_end(str(tmp_path))

@@ -96,7 +96,7 @@ def test_end_of_a_sweep_prints_the_table_and_says_which_jobs_failed(sweep, capsy
     assert "bubble predicted" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("variables", [{"TORCHELASTIC_RUN_ID": "none"}, {"SLURM_NTASKS": "2"}])
+@pytest.mark.parametrize("variables", [{"TORCHELASTIC_RUN_ID": "none"}, {"SLURM_STEP_NUM_TASKS": "2"}])
 def test_processes_of_torchrun_and_srun_do_not_sweep(variables, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from recipes.summary import read_summaries
+from recipes.train import run as run_recipe
 from recipes.train import train
 from tests.test_conf import composed
 
@@ -31,8 +32,8 @@ def logged_losses(folder: Path) -> list[tuple[str, str]]:
     return [(row["train_loss"], row["val_loss"]) for row in rows if row["train_loss"] or row["val_loss"]]
 
 
-def run(folder: Path, *overrides: str) -> Job:
-    command = ["timeout", "-k", "1", str(TIME_LIMIT), sys.executable, "recipes/train.py", "debug=few_steps", "threads=1"]
+def run(folder: Path, *overrides: str, seconds: int = TIME_LIMIT) -> Job:
+    command = ["timeout", "-k", "1", str(seconds), sys.executable, "recipes/train.py", "debug=few_steps", "threads=1"]
     result = subprocess.run(
         [*command, f"hydra.run.dir={folder}", *overrides],
         cwd=ROOT,
@@ -82,3 +83,8 @@ def test_wrong_configuration_ends_with_a_sentence(tmp_path):
     job = run(tmp_path, "trainer.max_steps=few")
     assert job.returncode == 1
     assert "trainer.max_steps='few' is not int, which lightning.Trainer wants" in job.output
+
+
+def test_an_objective_that_no_summary_has_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"^objective=.speed. is not a value of a summary; write one of schedule,"):
+        run_recipe(composed(tmp_path, "objective=speed"))
