@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 
@@ -67,7 +68,7 @@ class PlanningJob:
         failures: list[InfeasibleBudget] = []
         for number, name in enumerate(self.schedules, 1):
             print(f"Planning {name} ({number} of {len(self.schedules)})", flush=True)
-            options = {"effort": self.effort} if isinstance(find_schedule(name), SearchSpec) else {}
+            options: dict[str, Any] = {"effort": self.effort} if isinstance(find_schedule(name), SearchSpec) else {}
             try:
                 plan = make_plan(costs, self.devices, self.microbatches, name, self.memory_budget, self.partition, **options)
                 plans.append(plan)
