@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link
+from lightning_zb.planning.planfile import write_costs
 from tests.lightning.fitting import Case, differences, run
 
 BUILDERS = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"]
@@ -83,6 +85,21 @@ def test_every_feature(feature, tmp_path):
     strategy = {"schedule": "zb-v", "virtual_devices": 2, **changes.pop("strategy", {})}
     case = _case("tokens", strategy.pop("schedule"), strategy.pop("virtual_devices"), strategy=strategy, **changes)
     _check(case, tmp_path)
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "zb"])
+def test_plans_with_whole_and_split_backwards(schedule, tmp_path):
+    """Costs of BW between B and B + W: some backwards of the plan run whole, others do not."""
+    ends = (
+        LayerCost("prologue", 0.1, 0.1, 0.1, role=LayerRole.PROLOGUE),
+        LayerCost("epilogue", 1, 1, 1, role=LayerRole.EPILOGUE),
+    )
+    layers = [LayerCost(f"layers.{i}", 1, 1, 1, 1.0, 0.5, backward=1.9) for i in range(8)]
+    write_costs(CostModel((ends[0], *layers, ends[1]), Link(0.2)), tmp_path / "costs.json")
+    result = _check(_case("tokens", schedule, 2, strategy={"costs": tmp_path / "costs.json"}), tmp_path)
+    executed = result["statistics"]["passes"]
+    assert executed["BW"] > 0
+    assert executed["B"] == executed["W"] > 0
 
 
 def test_dropout_does_not_depend_on_the_pipeline(tmp_path):
