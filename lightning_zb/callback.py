@@ -220,7 +220,9 @@ class ZeroBubbleCallback(pl.Callback):
     def _close_window(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
         """Gather, and do what the window was for; the next steps may be measured too."""
         assert self._window is not None
-        profile = self._window.gather()
+        strategy: Any = trainer.strategy
+        gathered = self._window.gather()
+        profile = gathered if trainer.is_global_zero else None  # replicas run one plan, made from what the first measured
         self._window = None
         self._next_check = self._num_steps + self.check_every
         if self._purpose is _Purpose.CHECK:
@@ -256,7 +258,7 @@ class ZeroBubbleCallback(pl.Callback):
                 self.plan_seconds,
                 _runs_ahead(pipeline),
             )
-        self._deliberation = Deliberation(think, pipeline.channels, waits=not self.background)
+        self._deliberation = Deliberation(think, strategy.everyone, waits=not self.background)
 
     def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
         """Run the plan that was decided on from the next step on."""

@@ -25,11 +25,14 @@ class Checkpoints:
 
     def __init__(self, pipeline: Pipeline, sharded: bool) -> None:
         self._pipeline, self._sharded = pipeline, sharded
+        self._writes = pipeline.replicas.replica == 0  # the others hold the same
 
     def state_dict(self) -> dict[str, Any]:
         """The module's: the whole model's on the first rank and {} elsewhere, or the own part where sharded."""
         pipeline = self._pipeline
         pipeline.flush()
+        if not self._writes:
+            return {}
         if self._sharded:
             held = state.held_keys(pipeline.module, pipeline.ownership)
             return {key: value for key, value in pipeline.module.state_dict().items() if key in held}
@@ -38,12 +41,16 @@ class Checkpoints:
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The optimizer's: all states on the first rank and {} elsewhere, or the own part where sharded."""
         self._pipeline.flush()
+        if not self._writes:
+            return {}
         if self._sharded:
             return _plain(optimizer).state_dict()
         return state.consolidated_optimizer_state(_plain(optimizer), self._pipeline.gather)
 
     def save(self, checkpoint: dict[str, Any], path: Path, optimizers: Sequence[Any]) -> None:
         """Write a checkpoint directory."""
+        if not self._writes:
+            return
         module = self._pipeline.module
         names = {id(p): name for name, p in module.named_parameters()}
         ordered = [[names[id(p)] for p in _parameters(optimizer)] for optimizer in optimizers]

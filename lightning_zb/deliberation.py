@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_zb.execution.channels import Channels
-
 _TAG = 17  # the executor's messages in the same group have none
 
 
@@ -25,12 +23,12 @@ class Deliberation:
 
     Args:
         think: finds the outcome; None on other processes than rank 0.
-        channels: of the pipeline; None where all its devices are in this process.
+        group: of all processes, on the CPU; None for one process.
         waits: whether rank 0 holds training up until it is done.
     """
 
-    def __init__(self, think: Callable[[], Any] | None, channels: Channels | None, waits: bool = False) -> None:
-        self._channels, self._waits = channels, waits
+    def __init__(self, think: Callable[[], Any] | None, group: dist.ProcessGroup | None, waits: bool = False) -> None:
+        self._group, self._waits = group, waits
         self._said: bytes | None = None
         self._sent: list[tuple[Any, Tensor]] = []
         self._outcome: tuple[Any, str | None] | None = None
@@ -81,22 +79,21 @@ class Deliberation:
         if self._waits:
             self._thread.join()
         word = b"" if self._thread.is_alive() else pickle.dumps(self._outcome)
-        if self._channels is not None:
+        if self._group is not None:
             size, text = torch.tensor([len(word)]), torch.frombuffer(bytearray(word or b"-"), dtype=torch.uint8)
-            for rank in self._channels.ranks:
-                if rank != dist.get_rank():
-                    for tensor in (size, text) if word else (size,):
-                        work = dist.isend(tensor, dst=rank, group=self._channels.control, tag=_TAG)
-                        self._sent.append((work, tensor))
+            for rank in range(1, dist.get_world_size()):
+                for tensor in (size, text) if word else (size,):
+                    work = dist.isend(tensor, dst=rank, group=self._group, tag=_TAG)
+                    self._sent.append((work, tensor))
         return word
 
     def _hear(self) -> bytes:
         """On the others: what rank 0 said at the end of the step before."""
-        if self._said is None or self._channels is None:
+        if self._said is None or self._group is None:
             return b""
         size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, src=0, group=self._channels.control, tag=_TAG)
+        dist.recv(size, src=0, group=self._group, tag=_TAG)
         text = torch.empty(int(size), dtype=torch.uint8)
         if int(size):
-            dist.recv(text, src=0, group=self._channels.control, tag=_TAG)
+            dist.recv(text, src=0, group=self._group, tag=_TAG)
         return text.numpy().tobytes()

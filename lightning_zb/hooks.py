@@ -16,7 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_zb.metrics import LOSS_RANK, share_metrics
+from lightning_zb.metrics import share_metrics
 
 _STAGES = ("validation", "test", "predict")
 _READ_OUTPUTS = tuple(f"on_{stage}_{end}_end" for stage in _STAGES for end in ("batch", "epoch"))
@@ -58,7 +58,7 @@ def _shared(run: Callable[[], Any], trainer: Any) -> Callable[[], Any]:
 
     @wraps(run)
     def run_and_share() -> Any:
-        return trainer.strategy.broadcast(run(), src=LOSS_RANK)
+        return trainer.strategy.broadcast_loss_rank(run())
 
     run_and_share._lightning_zb = True  # type: ignore[attr-defined]
     return run_and_share
@@ -67,7 +67,7 @@ def _shared(run: Callable[[], Any], trainer: Any) -> Callable[[], Any]:
 def _tolerant(hook: Callable[..., Any], name: str, trainer: Any) -> Callable[..., Any]:
     @wraps(hook)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if trainer.global_rank == LOSS_RANK:
+        if trainer.strategy.has_loss:
             return hook(*args, **kwargs)
         try:
             return hook(*args, **kwargs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from torchmetrics import Metric
 
@@ -54,14 +55,20 @@ def share_metrics(trainer: Any) -> None:
         trainer._logger_connector._callback_metrics.update(shared)
 
 
-def keep_local(module: pl.LightningModule) -> None:
-    """Let the module's torchmetrics compute from what this process saw.
+def join_replicas(module: pl.LightningModule, group: dist.ProcessGroup | None) -> None:
+    """Let the module's torchmetrics compute from what the loss ranks of all replicas saw.
 
     Only one process of a pipeline updates them; a gathering over all processes would wait for those that never come.
+
+    Args:
+        module: the user's LightningModule.
+        group: the loss ranks of all replicas, on such a rank; None for one replica and elsewhere.
     """
     for metric in module.modules():
         if isinstance(metric, Metric):
-            metric.distributed_available_fn = _nobody_else
+            metric.process_group = group
+            if group is None:
+                metric.distributed_available_fn = _nobody_else
 
 
 def _nobody_else() -> bool:

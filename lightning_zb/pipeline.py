@@ -19,6 +19,7 @@ from torch import nn
 
 from lightning_zb.data_agreement import check_agreement
 from lightning_zb.execution.channels import Channels, open_channels
+from lightning_zb.execution.data_parallel import GradientReducer
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.offline import offline_executors, run_offline
@@ -32,11 +33,13 @@ from lightning_zb.model.layers import find_layers
 from lightning_zb.model.ownership import move_to, take_ownership
 from lightning_zb.model.randomness import RandomStreams
 from lightning_zb.model.runner import StepRunner
+from lightning_zb.model.sharing import parameters_of_chunks
 from lightning_zb.model.stubs import PrologueStubs
 from lightning_zb.model.windows import Window, windows
 from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import Pass
+from lightning_zb.replicas import Replicas
 from lightning_zb.shared_gradients import Sharing
 from lightning_zb.stepping import PostValidation, StepEnding, StepOwner
 from lightning_zb.switching import move_state
@@ -64,8 +67,8 @@ class Pipeline:
     Args:
         options: how to plan and cut.
         module: the user's LightningModule, whole.
-        world_size: processes; each is one device, unless virtual devices are asked for.
-        rank: this process.
+        replicas: where this process stands; each process of a pipeline is one device, unless virtual devices are asked for.
+        peers: the processes that stand for the same device in all replicas; None for one replica.
         device: where its chunks run.
         broadcast: gives every process rank 0's value.
     """
@@ -74,11 +77,12 @@ class Pipeline:
         self,
         options: PipelineOptions,
         module: pl.LightningModule,
-        world_size: int,
-        rank: int,
+        replicas: Replicas,
+        peers: dist.ProcessGroup | None,
         device: torch.device,
         broadcast: Callable[[Any], Any],
     ) -> None:
+        world_size = replicas.num_replicas * replicas.pipeline_size
         if options.virtual_devices is not None and world_size > 1:
             raise ValueError(
                 f"virtual_devices={options.virtual_devices} runs all devices in one process; "
@@ -86,15 +90,15 @@ class Pipeline:
             )
         self.module = module
         self.stack = find_layers(module, options.layers)
-        num_devices = options.virtual_devices or world_size
+        num_devices = options.virtual_devices or replicas.pipeline_size
         num_microbatches = module.trainer.accumulate_grad_batches
-        chosen = choose_plan(options.plan, module, self.stack, num_devices, num_microbatches, broadcast, rank == 0)
+        chosen = choose_plan(options.plan, module, self.stack, num_devices, num_microbatches, broadcast, replicas.rank == 0)
         self.announcement = chosen.announcement
-        self._is_virtual = world_size == 1
-        self._rank = rank
+        self._is_virtual = replicas.pipeline_size == 1
+        self.replicas, self._peers = replicas, peers
         self.device, self.request, self._timeout = device, options.plan, options.timeout
         self._lay_out(chosen.plan)
-        self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()), device))
+        self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()) + replicas.replica, device))
         self.ownership = take_ownership(module, self.stack, self._own_windows())
         self._stubs = PrologueStubs(module, self._interception, device)
         self._past = Statistics()
@@ -111,7 +115,7 @@ class Pipeline:
         """Which chunks of the plan this process runs."""
         self.plan = plan
         self._ranks = device_ranks(plan.placement)
-        self._devices = tuple(range(plan.num_devices)) if self._is_virtual else (self._ranks.index(self._rank),)
+        self._devices = tuple(range(plan.num_devices)) if self._is_virtual else (self._ranks.index(self.replicas.local_rank),)
         self._windows = windows(plan.partition, len(self.stack))
 
     def _own_windows(self) -> list[Window]:
@@ -125,10 +129,16 @@ class Pipeline:
         if self._is_virtual:
             self._executors = offline_executors(self._runners)
         else:
-            self._channels = open_channels(self.plan.placement, [self._ranks], self.device, self._timeout)
+            self._channels = open_channels(
+                self.plan.placement, self.replicas.pipelines(self._ranks), self.device, self._timeout
+            )
             self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(self._channels))]
         self._sharing = Sharing(self.module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
         self._programs: dict[tuple[int, bool], Program] = {}
+        if self._peers is not None:
+            alone = parameters_of_chunks(self.module, self.stack, self._windows)
+            for executor in self._executors:
+                executor.reducer = GradientReducer(self._peers, self.replicas.num_replicas, alone)
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -145,7 +155,7 @@ class Pipeline:
         trainer = self.module.trainer
         if self._unchecked_steps:
             self._unchecked_steps -= 1
-            check_agreement(microbatches, trainer.train_dataloader)
+            check_agreement(microbatches, trainer.train_dataloader, None if self._channels is None else self._channels.control)
         for runner in self._runners:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
         self.last_step_was_recorded = self._executors[0].recorder is not None
@@ -154,6 +164,8 @@ class Pipeline:
         self._run(self._last_program)
         self.last_step_seconds = perf_counter() - start
         self.ownership = self._sharing.finish_step(self._executors, self._channels, self.ownership, self._stubs)
+        if self._executors[0].reducer is not None:
+            self._executors[0].reducer.finish(self.ownership.own_parameters())
         return self._output(len(microbatches) - 1)
 
     def end_steps(
@@ -279,11 +291,11 @@ class Pipeline:
             self.ending = self._make_ending()
 
     def gather(self, value: Any) -> list[Any] | None:
-        """The values of all processes on rank 0 in the order of ranks, None elsewhere (a collective)."""
+        """The values of this pipeline's processes on its first, in the order of ranks, None elsewhere (a collective)."""
         if self._channels is None:
             return [value]
-        parts: list[Any] | None = [None] * self.plan.num_devices if dist.get_rank() == 0 else None
-        dist.gather_object(value, parts, dst=0, group=self._channels.control)
+        parts: list[Any] | None = [None] * self.plan.num_devices if self.replicas.local_rank == 0 else None
+        dist.gather_object(value, parts, dst=self.replicas.first_rank, group=self._channels.control)
         return parts
 
     def _run(self, program: Program) -> None:

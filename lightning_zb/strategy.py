@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,29 +11,27 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
-from lightning.fabric.utilities.distributed import _get_default_process_group_backend_for_device, _init_dist_connection
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
-from lightning_utilities.core.rank_zero import rank_zero_only as utilities_rank_zero_only
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_zb import hooks, metrics, precision, refusals, stopping
 from lightning_zb.callback import ZeroBubbleCallback
 from lightning_zb.checkpoints import Checkpoints
+from lightning_zb.communication import PipelineCommunication
 from lightning_zb.data_agreement import share_random_state
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.plan import Plan
+from lightning_zb.replicas import BroadcastLoader, share_out
 from lightning_zb.sharded_checkpoint import is_sharded
 from lightning_zb.stepping import PostValidation
 
 
-class ZeroBubbleStrategy(ParallelStrategy):
+class ZeroBubbleStrategy(PipelineCommunication):
     """Trains an unchanged LightningModule as a zero-bubble pipeline over the Trainer's devices.
 
     Microbatches are the batches that Lightning accumulates: with `accumulate_grad_batches=m` the schedule of m
@@ -56,10 +53,12 @@ class ZeroBubbleStrategy(ParallelStrategy):
             test a model without starting processes.
         start_method: `"popen"` runs the script again for each device; `"spawn"` and `"fork"` start functions.
         timeout_seconds: how long a transfer may take before the run is given up.
+        data_parallel_size: replicas of the pipeline; the devices of all nodes are divided among them.
+        data: `"read"`: every process reads its replica's batches; `"broadcast"`: one process of a pipeline reads them for
+            all, for data that cannot be read alike everywhere.
         check_data_steps: in how many steps the devices compare checksums of their microbatches.
     """
 
-    is_distributed = False  # no sampler injection (it would force shuffling): every device reads the same batches
     restore_checkpoint_after_setup = True
 
     def __init__(
@@ -75,6 +74,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
         virtual_devices: int | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         timeout_seconds: float = 1800.0,
+        data_parallel_size: int = 1,
+        data: Literal["read", "broadcast"] = "read",
         check_data_steps: int = 2,
         accelerator: Any = None,
         parallel_devices: list[torch.device] | None = None,
@@ -90,11 +91,14 @@ class ZeroBubbleStrategy(ParallelStrategy):
             check_data_steps=check_data_steps,
             timeout=timedelta(seconds=timeout_seconds),
         )
+        if data not in ("read", "broadcast"):
+            raise ValueError(f'data={data!r} is unknown; write "read" or "broadcast"')
         self._post_validation = PostValidation.parse(post_validation)
         self._error_if_nonfinite = error_if_nonfinite
         self._save_distributed_checkpoint = save_distributed_checkpoint
         self._start_method = start_method
-        self.num_nodes = 1
+        self.data_parallel_size = data_parallel_size
+        self._data = data
         self._pipeline: Pipeline | None = None
         self._queue: list[tuple[Any, ...]] = []
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
@@ -138,19 +142,6 @@ class ZeroBubbleStrategy(ParallelStrategy):
 
     # -- processes -------------------------------------------------------------------------------------------------
 
-    @property
-    def root_device(self) -> torch.device:
-        assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank]
-
-    @property
-    def num_processes(self) -> int:
-        return len(self.parallel_devices) if self.parallel_devices else 0
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return {"num_replicas": 1, "rank": 0}
-
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
         if self._start_method != "popen":
@@ -162,13 +153,8 @@ class ZeroBubbleStrategy(ParallelStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        self._set_world_ranks()
-        assert self.cluster_environment is not None
-        if self.world_size > 1:
-            backend = _get_default_process_group_backend_for_device(self.root_device)
-            _init_dist_connection(self.cluster_environment, backend, timeout=self._options.timeout)
-            atexit.register(_destroy_process_group)  # Lightning does this for NCCL only; gloo aborts at exit otherwise
-            share_random_state(self.broadcast)
+        self.open_connections(self._options.timeout)
+        share_random_state(self.broadcast)
         module = self.lightning_module
         assert module is not None
         trainer: Any = module.trainer
@@ -178,38 +164,6 @@ class ZeroBubbleStrategy(ParallelStrategy):
             trainer.callbacks.insert(1, ZeroBubbleCallback())
         hooks.adapt_hooks(module, trainer)
         hooks.share_results(trainer)
-
-    def _set_world_ranks(self) -> None:
-        if self.cluster_environment is not None:
-            self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
-            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = utilities_rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
-
-    def barrier(self, name: str | None = None) -> None:
-        if dist.is_initialized() and self.world_size > 1 and not self._is_interrupted:
-            dist.barrier()
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if not dist.is_initialized() or self.world_size == 1 or self._is_interrupted:
-            return obj
-        box = [obj]
-        dist.broadcast_object_list(box, src)
-        return box[0]
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce over data-parallel replicas; one pipeline is one replica, so there is nothing to do."""
-        return tensor
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Gather from data-parallel replicas; one pipeline is one replica, so there is nothing to do."""
-        return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        if not dist.is_initialized() or self.world_size == 1 or self._is_interrupted:
-            return decision
-        votes = torch.tensor(int(decision), device=self.root_device)
-        dist.all_reduce(votes)
-        return bool(votes == self.world_size) if all else bool(votes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_launcher": None}
@@ -235,13 +189,13 @@ class ZeroBubbleStrategy(ParallelStrategy):
             plans_again = any(isinstance(c, ZeroBubbleCallback) and c.plans_again for c in callbacks)
             options = replace(self._options, plan=replace(self._options.plan, is_provisional=plans_again))
             self._pipeline = Pipeline(
-                options, self.lightning_module, self.world_size, self.global_rank, self.root_device, self.broadcast
+                options, self.lightning_module, self.replicas, self.peers, self.root_device, self.broadcast
             )
             rank_zero_info(self._pipeline.announcement)
         # a collective and a host synchronisation every batch
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         stopping.agree_on_stops(trainer, self.lightning_module)
-        metrics.keep_local(self.lightning_module)
+        metrics.join_replicas(self.lightning_module, self.peers if self.has_loss else None)
         self.model = self.precision_plugin.convert_module(self.lightning_module)
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:
@@ -256,6 +210,12 @@ class ZeroBubbleStrategy(ParallelStrategy):
         share_random_state(self.broadcast)
         gc.collect()
         gc.freeze()  # a full collection walks all of torch, a third of a second, while the other devices wait
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        assert self.lightning_module is not None
+        loader = share_out(dataloader, self.replicas, self.lightning_module.trainer)
+        group = self.pipeline_group if self._data == "broadcast" else None
+        return loader if group is None else BroadcastLoader(loader, self.replicas, group)
 
     def model_to_device(self) -> None:
         self.pipeline.move_to(self.root_device)
@@ -356,18 +316,18 @@ class ZeroBubbleStrategy(ParallelStrategy):
         return Checkpoints(self.pipeline, self._save_distributed_checkpoint)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return {} if self._is_interrupted else self._checkpoints.state_dict()
+        return {} if self.is_interrupted else self._checkpoints.state_dict()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return {} if self._is_interrupted else self._checkpoints.optimizer_state(optimizer)
+        return {} if self.is_interrupted else self._checkpoints.optimizer_state(optimizer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        if self._is_interrupted:
+        if self.is_interrupted:
             rank_zero_warn(
                 f"{filepath} is not saved: training was interrupted, and other devices may hold parts of another step"
             )
         elif self._save_distributed_checkpoint:
-            self._checkpoints.save(checkpoint, Path(self.broadcast(filepath)), self.optimizers)
+            self._checkpoints.save(checkpoint, Path(self.broadcast(filepath)), self.optimizers)  # of the first replica
         else:
             super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -384,12 +344,6 @@ class ZeroBubbleStrategy(ParallelStrategy):
             self._checkpoints.load_optimizer_state(optimizer, state)
         _optimizers_to_device(self.optimizers, self.root_device)
 
-    @property
-    def _is_interrupted(self) -> bool:
-        """Whether an exception ended the run, so that other ranks may no longer answer."""
-        module = self.lightning_module
-        return module is not None and module.trainer.state.status == TrainerStatus.INTERRUPTED and self.world_size > 1
-
 
 def _take_gradients(module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
     """The gradients of a module, taken off its parameters."""
@@ -397,8 +351,3 @@ def _take_gradients(module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
     for p, _ in taken:
         p.grad = None
     return taken
-
-
-def _destroy_process_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -112,7 +112,7 @@ def move_state(
     before: list[Any] = [None] * len(windows)
     dist.all_gather_object(before, own, group=channels.control)
     after = [needed_holding(module, stack, w) for w in windows]
-    rank = dist.get_rank()
+    rank = channels.position
     parameters = dict(module.named_parameters())
     held = [h.parameters for h in before]
     moves = plan_moves(parameters, [h.answers for h in before], held, [h.parameters for h in after])
@@ -133,14 +133,14 @@ def move_state(
 
 def _exchange(moves: Iterable[Move], read: Callable[[str], Any], channels: Channels) -> dict[str, Any]:
     """Carry out the moves, one after another; what came here by name."""
-    rank = dist.get_rank()
+    rank, members = channels.position, channels.members
     received = {}
     for move in moves:
         box = [read(move.name) if move.source == rank else None]
         if move.source == rank:
-            dist.send_object_list(box, dst=move.destination, group=channels.control)
+            dist.send_object_list(box, dst=members[move.destination], group=channels.control)
         elif move.destination == rank:
-            dist.recv_object_list(box, src=move.source, group=channels.control)
+            dist.recv_object_list(box, src=members[move.source], group=channels.control)
             received[move.name] = box[0]
     return received
 

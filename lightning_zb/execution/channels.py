@@ -36,6 +36,16 @@ class Channels:
     compute_device: torch.device
     buffer_device: torch.device
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The global ranks of the pipeline in the order of its groups."""
+        return tuple(sorted(self.ranks))
+
+    @property
+    def position(self) -> int:
+        """This process's place in `members`."""
+        return self.members.index(self.ranks[self.device])
+
     def incoming(self, source: int) -> tuple[dist.ProcessGroup, int]:
         """The group and the global rank to receive a device's payloads with."""
         return self.data[source, self.device], self.ranks[source]

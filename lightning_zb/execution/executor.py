@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import record_function
 
+from lightning_zb.execution.data_parallel import GradientReducer
 from lightning_zb.execution.optimistic_step import OptimisticStep
 from lightning_zb.execution.passes import Passes
 from lightning_zb.execution.payload import Packet
@@ -18,7 +19,7 @@ from lightning_zb.execution.program import Compute, Instruction, Message, Progra
 from lightning_zb.execution.protocols import ChunkRunner
 from lightning_zb.execution.statistics import Recorder, Statistics
 from lightning_zb.execution.transport import Transport, TransportError
-from lightning_zb.planning.schedule import PassKind
+from lightning_zb.planning.schedule import Pass, PassKind
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Executor:
         statistics: what is counted.
         recorder: takes the times of passes while profiling.
         optimistic: the optimizer step that may still be pending when the next step begins.
+        reducer: averages gradients over replicas; None for one replica.
     """
 
     device: int
@@ -40,11 +42,13 @@ class Executor:
     statistics: Statistics = field(default_factory=Statistics)
     recorder: Recorder | None = None
     optimistic: OptimisticStep | None = None
+    reducer: GradientReducer | None = None
     passes: Passes = field(init=False)
     _packets: dict[Message, Packet] = field(init=False, default_factory=dict)
     _results: dict[int, Any] = field(init=False, default_factory=dict)
     _trains: bool = field(init=False, default=False)
     _executed: Counter[PassKind] = field(init=False, default_factory=Counter)
+    _last_weights: dict[int, Pass] = field(init=False, default_factory=dict)
     _buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,6 +91,8 @@ class Executor:
         self._results.clear()
         self._executed.clear()
         self._trains = not program.forward_only
+        computes = [i.run for i in program.instructions[self.device] if isinstance(i, Compute)]
+        self._last_weights = {p.chunk: p for p in computes if p.kind in (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT)}
         if self.optimistic is None:
             return
         if program.forward_only:
@@ -141,6 +147,8 @@ class Executor:
                 if self.recorder is not None:
                     self.recorder.end(instruction.run)
                 self._executed.update(p.kind for p in instruction.covers)
+                if self.reducer is not None and instruction.run == self._last_weights.get(instruction.run.chunk):
+                    self.reducer.end_chunk(instruction.run.chunk)
                 if instruction.gives is not None and given is not None:
                     self._packets[instruction.gives] = given
 

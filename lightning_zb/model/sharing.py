@@ -52,6 +52,24 @@ def chunks_of_parameters(
     return {p: tuple(sorted(chunks)) for p, chunks in users.items()}
 
 
+def parameters_of_chunks(
+    module: nn.Module, stack: LayerStack, windows: Sequence[Window]
+) -> dict[int, tuple[nn.Parameter, ...]]:
+    """For each chunk the parameters that only layers of this chunk use: their gradients are complete with its last W.
+
+    Args:
+        module: the LightningModule.
+        stack: its layers.
+        windows: of all chunks.
+    """
+    outside = _outside_names(module, stack)
+    found: dict[int, list[nn.Parameter]] = {}
+    for p, chunks in chunks_of_parameters(module, stack, windows).items():
+        if len(chunks) == 1 and p not in outside:
+            found.setdefault(chunks[0], []).append(p)
+    return {chunk: tuple(parameters) for chunk, parameters in found.items()}
+
+
 def shared_parameters(
     module: nn.Module, stack: LayerStack, windows: Sequence[Window], own_chunks: Iterable[int]
 ) -> dict[nn.Parameter, tuple[int, ...]]:

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 
-from tests.lightning.models import MODELS, dataset
+from tests.lightning.models import MODELS, SplitTokens, dataset
 
 warnings.filterwarnings("ignore", module="lightning")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -24,19 +24,21 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 @dataclass(frozen=True)
 class Case:
-    """One training run; `strategy=None` is the plain Trainer."""
+    """One training run; `strategy=None` is the plain Trainer, with Lightning's own `plain_strategy`."""
 
     name: str
     model: str
     model_options: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     strategy: dict[str, Any] | None = None
+    plain_strategy: str = "auto"
     devices: int = 1
     size: int = 48
     batch_size: int = 2
     accumulate: int = 4
     validate: bool = False
     shuffle: bool = True
+    split_by_rank: bool = False
     save: str | None = None
     resume: str | None = None
     callback: dict[str, Any] | None = None
@@ -147,12 +149,15 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         options["plugins"] = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", **case.scaler))
     if case.strategy is not None:
         options["strategy"] = lightning_zb.ZeroBubbleStrategy(**case.strategy)
+    else:
+        options["strategy"] = case.plain_strategy
     trainer = L.Trainer(
         accelerator="cpu", devices=case.devices, accumulate_grad_batches=case.accumulate, callbacks=callbacks,
         logger=CSVLogger(directory, name="", version=case.name), log_every_n_steps=1, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0, **options,
     )  # fmt: skip
-    train = torch.utils.data.DataLoader(dataset(case.model, case.size), batch_size=case.batch_size, shuffle=case.shuffle)
+    data = SplitTokens(case.size) if case.split_by_rank else dataset(case.model, case.size)
+    train = torch.utils.data.DataLoader(data, batch_size=case.batch_size, shuffle=case.shuffle)
     validation = torch.utils.data.DataLoader(dataset(case.model, 8), batch_size=4) if case.validate else None
     error = None
     try:

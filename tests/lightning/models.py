@@ -27,6 +27,17 @@ class Tokens(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone()}
 
 
+class SplitTokens(torch.utils.data.IterableDataset):
+    """Every second sequence, by the rank of the process that reads, as sharded web datasets do; without a length."""
+
+    def __init__(self, size: int) -> None:
+        self.data = Tokens(size)
+
+    def __iter__(self):
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        return (self.data[i] for i in range(rank % 2, self.data.size, 2))
+
+
 class Vectors(torch.utils.data.Dataset):
     def __init__(self, size: int = 48) -> None:
         self.size = size

@@ -46,7 +46,7 @@ def test_an_error_names_itself():
 def _steps(rank: int) -> tuple[list[object], list[float]]:
     """Steps of 50 ms whose last message comes from rank 0, as in a pipeline; rank 0 thinks for about four of them."""
     channels = open_channels(cyclic(2), [[0, 1]], torch.device("cpu"), timedelta(seconds=30))
-    deliberation = Deliberation((lambda: time.sleep(0.2) or {"a": 1}) if rank == 0 else None, channels)
+    deliberation = Deliberation((lambda: time.sleep(0.2) or {"a": 1}) if rank == 0 else None, channels.control)
     outcomes, seconds = [], []
     for _ in range(9):
         number = torch.zeros(1)
