@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -29,6 +30,11 @@ def loader(size=8):
 
 def one_batch():
     return torch.zeros(3, WIDTH), torch.zeros(3, 1)
+
+
+class Unfinished(L.LightningModule):
+    def __init__(self, **options):
+        super().__init__()
 
 
 def broken():
@@ -94,6 +100,10 @@ def test_the_times_of_layers_are_found(tmp_path, capsys):
         (["--latency", "-1"], "--latency: "),
         (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
         (["--out", "/no/such/folder/costs.json"], "--out /no/such/folder/costs.json: there is no folder /no/such/folder"),
+        (
+            ["--module", f"{HERE}:Unfinished", "--batch", f"{HERE}:one_batch"],
+            f"--module {HERE}:Unfinished: No `training_step()`",
+        ),
         (["--layers", "head", "--batch", f"{HERE}:one_batch"], 'layers="head" is a Linear'),
         ([], "has no train_dataloader of its own; write --data or --batch"),
     ],

@@ -37,6 +37,7 @@ def profile(arguments: argparse.Namespace) -> bool:
     batch = None if arguments.batch is None else _made("--batch", arguments.batch, {})
 
     import lightning.pytorch as pl
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
     from lightning_zb.profiling import RepeatedBatch, profile_module
@@ -49,16 +50,19 @@ def profile(arguments: argparse.Namespace) -> bool:
         data = RepeatedBatch(batch).loader()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
-    costs = profile_module(
-        module,
-        data,
-        num_steps=arguments.steps,
-        num_microbatches=arguments.microbatches,
-        device=arguments.device,
-        precision=arguments.precision,
-        layers=arguments.layers,
-        link=Link(arguments.latency, arguments.bandwidth),
-    )
+    try:
+        costs = profile_module(
+            module,
+            data,
+            num_steps=arguments.steps,
+            num_microbatches=arguments.microbatches,
+            device=arguments.device,
+            precision=arguments.precision,
+            layers=arguments.layers,
+            link=Link(arguments.latency, arguments.bandwidth),
+        )
+    except MisconfigurationException as error:  # what Lightning finds wrong with the module or the data
+        raise ValueError(f"--module {arguments.module}: {_one_line(error)}") from error
     print(costs_table(costs))
     if arguments.latency == 0.0 and arguments.bandwidth == float("inf"):
         print("transfers between devices count as free: one process cannot measure them; write --latency and --bandwidth")
