@@ -64,7 +64,7 @@ def _steps(rank: int) -> tuple[list[object], list[float]]:
 def _two_runs(rank: int) -> list[object]:
     """A run that ends before the outcome, then another one with the same groups."""
     channels = open_channels(cyclic(2), [[0, 1]], torch.device("cpu"), timedelta(seconds=30))
-    never = Deliberation(threading.Event().wait if rank == 0 else None, channels)
+    never = Deliberation(threading.Event().wait if rank == 0 else None, channels.control)
     outcomes = [never.end_step() for _ in range(3)]
     never.close()
     second = Deliberation((lambda: "plan") if rank == 0 else None, channels, waits=True)
