@@ -67,7 +67,7 @@ def _two_runs(rank: int) -> list[object]:
     never = Deliberation(threading.Event().wait if rank == 0 else None, channels.control)
     outcomes = [never.end_step() for _ in range(3)]
     never.close()
-    second = Deliberation((lambda: "plan") if rank == 0 else None, channels, waits=True)
+    second = Deliberation((lambda: "plan") if rank == 0 else None, channels.control, waits=True)
     return [*outcomes, second.end_step(), second.end_step()]
 
 
