@@ -22,7 +22,7 @@ def _case(name: str, num_ranks: int, clip: float, *, mode: str = "exact", **chan
     trainer = {"gradient_clip_val": clip, "max_epochs": 3, **changes.pop("trainer", {})}
     options = {"groups": True, "lr": 3e-2, **changes.pop("model_options", {})}
     settings = {"size": 44, "batch_size": 2, "accumulate": 8, **changes}
-    return Case(name, "tokens", options, trainer, strategy, num_ranks, **settings)
+    return Case(name, "tokens", options, trainer, strategy, devices=num_ranks, **settings)
 
 
 BF16 = {"precision": "bf16-mixed"}
