@@ -15,7 +15,7 @@ from lightning_zb.planning.placement import Placement, cyclic, wave
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.schedule import Pass, PassKind, Schedule
 from tests.execution.pipeline_models import greedy, whole
-from tests.planning.test_builders import NAMES, options, problems
+from tests.planning.test_builders import FIXED, LIMITED, problems
 
 F, B, W, BW = PassKind.FORWARD, PassKind.BACKWARD_INPUT, PassKind.BACKWARD_WEIGHT, PassKind.BACKWARD
 
@@ -89,10 +89,10 @@ def run_to_its_end(program):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), name=st.sampled_from(NAMES))
+@given(data=st.data(), name=st.sampled_from(FIXED + LIMITED))
 def test_programs_of_plans_run_to_their_end(data, name):
     """Whatever the planner makes of random costs, links and devices: no transfer waits for one that never comes."""
-    plan = make_plan(*data.draw(problems(name)), name, **options(name))
+    plan = make_plan(*data.draw(problems(name)), name)
     program = lower(plan.schedule, plan.placement)
     assert run_to_its_end(program) == [()] * plan.num_devices
 

@@ -19,7 +19,7 @@ from tests.planning.paper import ROWS, unit_costs
 NAMES = [name.replace("-N", "-3") for name in known_schedules()]
 FIXED = [name for name in NAMES if getattr(find_schedule(name), "fixed_order", False)]
 LIMITED = [name for name in NAMES if getattr(find_schedule(name), "fixed_order", True) is False]
-TAKES_A_BUDGET = [name for name in NAMES if getattr(find_schedule(name), "own_budget", None) is None]
+SEARCHED = [name for name in NAMES if not isinstance(find_schedule(name), ScheduleSpec)]
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -54,17 +54,11 @@ def options(name):
     return {} if isinstance(find_schedule(name), ScheduleSpec) else {"effort": 1}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@quick
-@given(data=st.data())
-def test_any_problem(name, data):
+def judge_any_problem(name, data):
     judge(make_plan(*data.draw(problems(name)), name, **options(name)))
 
 
-@pytest.mark.parametrize("name", TAKES_A_BUDGET)
-@quick
-@given(data=st.data())
-def test_any_problem_on_devices_with_just_enough_memory(name, data):
+def judge_just_enough_memory(name, data):
     """At least one device has no byte more than the schedule needs there at the least."""
     costs, num_devices, m = data.draw(problems(name, stash_above_activation=True))
     with pytest.raises(InfeasibleBudget) as caught:
@@ -73,6 +67,29 @@ def test_any_problem_on_devices_with_just_enough_memory(name, data):
     tight = data.draw(st.integers(0, num_devices - 1))
     budgets[tight] = caught.value.smallest[tight]
     judge(make_plan(costs, num_devices, m, name, memory_budget=budgets, **options(name)))
+
+
+@pytest.mark.parametrize("name", FIXED + LIMITED)
+@quick
+@given(data=st.data())
+def test_any_problem(name, data):
+    judge_any_problem(name, data)
+
+
+@pytest.mark.parametrize("name", [n for n in FIXED + LIMITED if find_schedule(n).own_budget is None])
+@quick
+@given(data=st.data())
+def test_any_problem_on_devices_with_just_enough_memory(name, data):
+    judge_just_enough_memory(name, data)
+
+
+@pytest.mark.parametrize("judged", [judge_any_problem, judge_just_enough_memory])
+@pytest.mark.parametrize("name", SEARCHED)
+@settings(quick, max_examples=4)
+@given(data=st.data())
+def test_any_problem_that_is_searched(name, judged, data):
+    """A search takes seconds where a builder takes milliseconds."""
+    judged(name, data)
 
 
 @quick
