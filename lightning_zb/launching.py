@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -46,9 +47,13 @@ class PipelineScriptLauncher(_SubprocessScriptLauncher):
         watch.start()
         try:
             return function(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             watch.stop()
+            killed = _find_killed(self.procs)
             end_children(self.procs, GRACE_SECONDS)
+            if killed is not None and isinstance(error, Exception):
+                rank, name = killed
+                raise ChildProcessError(f"the process of rank {rank} was ended by {name}") from error
             raise
         finally:
             watch.stop()
@@ -120,6 +125,22 @@ def end_children(children: list[subprocess.Popen], grace_seconds: float) -> None
         if child.poll() is None:
             child.kill()
             child.wait()
+
+
+def _find_killed(children: list[subprocess.Popen]) -> tuple[int, str] | None:
+    """The rank of a child that a signal ended (the kernel's, where memory ran out) and the signal's name.
+
+    What broke here, a connection as a rule, is only what followed.
+    """
+    deadline = time.monotonic() + 0.2  # its connections break a moment before it has ended
+    while True:
+        for rank, child in enumerate(children, 1):
+            code = child.poll()
+            if code is not None and code < 0:
+                return rank, signal.Signals(-code).name
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.02)
 
 
 def finish_previous_job() -> None:

@@ -30,7 +30,7 @@ def failure_noted(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _note(folder, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        _note(folder, _describe(error))
         raise
 
 
@@ -61,10 +61,19 @@ def run_job(overrides: list[str], folder: Path, environment: Mapping[str, str]) 
         "hydra.output_subdir=null",  # the folder has the configuration already
     ]
     exit_code = _run(command, environment)
-    if exit_code != 0:
-        how = f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
-        _note(folder, f"its first process {how}")
+    if exit_code < 0:  # what the others noted is only what followed
+        (folder / FAILURE_FILE_NAME).unlink(missing_ok=True)
+        _note(folder, f"its first process was ended by {signal.Signals(-exit_code).name}")
+    elif exit_code > 0:
+        _note(folder, f"its first process ended with exit code {exit_code}")
     return exit_code == 0
+
+
+def _describe(error: Exception) -> str:
+    name, text = type(error).__name__, str(error).strip()
+    if name == "ProcessRaisedException":  # torch's, of a spawned process: the text of a whole traceback
+        return text.splitlines()[-1]
+    return f"{name}: {text}" if text else name
 
 
 def _note(folder: Path, text: str) -> None:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from lightning_zb.launching import _find_killed
 from tests.lightning.fitting import Case, run
 from tests.lightning.processes import ROOT
 from tests.recipes.leftovers import all_end
@@ -52,6 +53,20 @@ def test_one_process_leaves_the_environment_alone(tmp_path):
     run(Case("run", "sequential", strategy={"virtual_devices": 2}, size=8), tmp_path)
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
     assert not changed & {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+@pytest.mark.parametrize(
+    ("deed", "found"),
+    [("sys.exit(1)", None), ("os.kill(os.getpid(), signal.SIGKILL)", (2, "SIGKILL"))],
+    ids=["failed", "killed"],
+)
+def test_a_killed_child_is_told_from_one_that_failed(deed, found):
+    """A child that failed has its own traceback; one that was killed has nobody else to name it."""
+    scripts = ["import sys; sys.stdin.read()", f"import os, signal, sys; {deed}"]
+    children = [subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) for script in scripts]
+    children[1].wait()
+    assert _find_killed(children) == found
+    children[0].communicate()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.multiprocessing import ProcessRaisedException
 
 from recipes.jobs import FAILURE_FILE_NAME, failure_noted, read_failure
 from tests.recipes.leftovers import all_end, processes_naming
@@ -63,6 +64,15 @@ def test_the_first_process_that_fails_says_why(tmp_path):
     for text in ("disk full\nmore", "connection closed"):
         with pytest.raises(OSError, match=text.splitlines()[0]), failure_noted(tmp_path):
             raise OSError(text)
+    assert read_failure(tmp_path) == "OSError: disk full"
+
+
+def test_a_spawned_process_is_quoted_without_its_traceback(tmp_path):
+    text = (
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  ...\nOSError: disk full\n"
+    )
+    with pytest.raises(ProcessRaisedException), failure_noted(tmp_path):
+        raise ProcessRaisedException(text, 1, 1234)
     assert read_failure(tmp_path) == "OSError: disk full"
 
 
