@@ -177,11 +177,14 @@ def test_emulated_steps_take_the_planned_period():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "device"), [("zb-v", 3), ("1f1b", 2)])
 def test_a_late_device_delays_the_others_as_the_plan_says(name, device):
-    """50 ms late at the start of one step: pass by pass, each device is late by what dependencies demand and no more."""
-    unit, num_steps, at, delay = 0.03, 9, 4, 0.05
+    """50 ms late at the start of some steps: no device is later, pass by pass, than dependencies demand.
+
+    It may be less late: the plan knows nothing of the 1 to 2 ms of host time a pass, whose waits absorb a delay too.
+    """
+    unit, num_steps, at, delay = 0.03, 15, (3, 6, 9, 12), 0.05
     layer = LayerCost("layer", unit, unit, unit, 1.0, 1.0, 0.0, 0.0)
     plan = make_plan(CostModel((layer,) * (8 if name == "zb-v" else 4)), 4, 8, name, 2.0)
-    late = ((device, at, delay),)
+    late = tuple((device, step, delay) for step in at)
     results = emulate(plan.schedule, plan.placement, unit, "exact", (False,) * num_steps, late)
     measured = delays({key: start for result in results for key, start in result["passes"].items()}, at)
     demanded = delays(simulate_steps(lower(plan.schedule, plan.placement), unit, num_steps, late), at)
@@ -191,11 +194,14 @@ def test_a_late_device_delays_the_others_as_the_plan_says(name, device):
         errors = [measured[p] - demanded[p] for p in own]
         means = [statistics.fmean(times[p] for p in own) * 1e3 for times in (demanded, measured)]
         print(f"{name}, device {device} late; device {d}: demanded {means[0]:.1f} ms, measured {means[1]:.1f} ms on average")
-        assert abs(statistics.median(errors)) < 0.015
+        assert statistics.median(errors) < 0.015
+    spared = [measured[p] for p, demand in demanded.items() if demand < 1e-9]
+    assert abs(statistics.median(spared)) < 0.015
 
 
 def delays(starts, at):
-    """By how much longer than usual each pass of a step is away from the same pass of the step before."""
+    """By how much longer than usual each pass of these steps is away from the same pass of the step before; medians."""
     since = {(step, p): start - starts[step - 1, p] for (step, p), start in starts.items() if step > 1}
-    usual = {p: statistics.median(t for (step, q), t in since.items() if q == p and step != at) for _, p in since}
-    return {p: since[at, p] - usual[p] for p in usual}
+    passes = {p for _, p in since}
+    usual = {p: statistics.median(t for (step, q), t in since.items() if q == p and step not in at) for p in passes}
+    return {p: statistics.median(since[step, p] - usual[p] for step in at) for p in passes}
