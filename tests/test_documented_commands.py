@@ -135,7 +135,7 @@ def test_documents_have_commands_and_every_command_is_known():
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("command", [command for command in documented_commands() if limit_of(command) is not None])
+@pytest.mark.parametrize("command", [command for command in documented_commands() if limit_of(command) is not None], ids=str)
 def test_documented_command_runs(command, checkout):
     if "search=optuna" in command:
         pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="extra optuna")
