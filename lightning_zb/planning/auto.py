@@ -121,7 +121,8 @@ def _steps(candidates: list[Candidate]) -> Iterator[tuple[Candidate, int]]:
         value = min(c.searcher.value for c in remaining)
         remaining = sorted(
             (c for c in remaining if c.searcher.bound.seconds < value),
-            key=lambda c: (c.searcher.value, c.searcher.bound.seconds),
+            # the first plans say little of what a placement can reach, its bound says the rest
+            key=lambda c: (c.searcher.value + (c.searcher.bound.seconds if size < 4 else 0.0), c.searcher.bound.seconds),
         )
         remaining = remaining[: max(2, len(remaining) // 2)] if size < 8 else remaining[:2]
         if not remaining:

@@ -43,6 +43,7 @@ passes, and grows with the number of passes to the power 0.6; below 1,000 passes
 _PASSES_PER_UNIT = 1_500_000  # passes that the list scheduler places
 _LOOKS_PER_PASS = 0.6  # the annealer looks at that many passes in the time in which one is placed
 _KEPT_VECTORS = 4
+_PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class Searcher:
                 return
             total = self.instance.num_passes
             unit = _PASSES_PER_UNIT * (max(1.0, total / 6144) * min(1.0, total / 1024)) ** 0.6
-            if self._round == 0:
+            if self._round == 0 and self.instance.limit.min() > _PLENTY * self.instance.activation.sum():
                 self._sweep(max(2, int(size * unit / total)))
             elif self._round % 2 == 0:
                 vector = default_parameters(self.instance)
