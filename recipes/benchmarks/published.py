@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 
@@ -118,4 +118,15 @@ CHUNK_ROWS = (
     _chunk_row("28.3B", 32, 96, (9.458, 9.748, 7.288, 0.879), 0.0593),
     _chunk_row("28.3B", 32, 128, (9.469, 9.744, 7.306, 0.892), 0.0451),
     _chunk_row("28.3B", 32, 256, (9.447, 9.644, 7.193, 0.887), 0.0236),
+)
+
+# Fewer microbatches than devices or as many, the costs of the first 6.2B and 1.5B rows; zb and zb-v by the public scheduler.
+FEW_ROWS = tuple(
+    replace(STAGE_ROWS[number], microbatches=m, public=public)
+    for number, m, public in (
+        (3, 8, (("zb", 1.0, 0.308), ("zb-v", 1.0, 0.156))),
+        (3, 4, (("zb-v", 1.0, 0.463),)),
+        (0, 8, ()),
+        (0, 4, ()),
+    )
 )
