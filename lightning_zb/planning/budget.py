@@ -42,8 +42,12 @@ def activation_limits(budget: MemoryBudget, costs: CostModel, partition: Partiti
     Raises:
         ValueError: the budget cannot be read, or a list has not one entry for each device.
     """
-    entries = _per_device(budget, placement.num_devices)
-    constant = constant_bytes(costs, partition, placement)
+    return limits_beside(budget, costs, constant_bytes(costs, partition, placement))
+
+
+def limits_beside(budget: MemoryBudget, costs: CostModel, constant: Sequence[float]) -> tuple[float, ...]:
+    """As `activation_limits`, given what each device holds besides."""
+    entries = _per_device(budget, len(constant))
     return tuple(_limit(entry, costs, constant[d]) for d, entry in enumerate(entries))
 
 

@@ -17,6 +17,7 @@ from lightning_zb.planning.budget import parse_bytes
 from lightning_zb.planning.cooptimize.cut_rules import CutRules
 from lightning_zb.planning.cooptimize.layout import Layout, tidy
 from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.random_stream import below
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class Loads:
         per_chunk = np.diff(self.work[list(layout.cuts)])
         return np.bincount(layout.devices, weights=per_chunk, minlength=layout.num_devices) / self.speed
 
+    def fits(self, layout: Layout) -> bool:
+        """Whether every device can hold one microbatch of its chunks."""
+        kinds = self.kind[list(layout.devices)]
+        cuts = np.array(layout.cuts)
+        need = np.bincount(layout.devices, weights=self.need[kinds, cuts[1:]] - self.need[kinds, cuts[:-1]])
+        return bool((need <= self.capacity * (1.0 + 1e-9)).all())
+
 
 def make_loads(costs: CostModel, num_devices: int, budget: object, rules: CutRules) -> Loads:
     """Prefix sums and limits of a problem; the budget is read as in `make_plan`."""
@@ -99,6 +107,38 @@ def balance(loads: Loads, devices: Sequence[int]) -> Layout | None:
     """
     cuts = _quota_cuts(loads, devices)
     return None if cuts is None else descend(loads, cuts, devices)
+
+
+def level(loads: Loads, layout: Layout, stream: np.ndarray, kicks: int = 60) -> Layout:
+    """Level the work further: again and again a few cuts are moved at random and descent starts from there.
+
+    Args:
+        loads: of the problem.
+        layout: where to begin; what comes out is never more uneven.
+        stream: of random numbers, advanced.
+        kicks: how often.
+    """
+    best, least = layout, float(loads.of(layout).max())
+    for _ in range(kicks):
+        if least <= loads.floor * (1.0 + 1e-9) or len(best.counts) < 2:
+            break
+        found = descend(loads, _kicked(best.cuts, loads, stream), best.devices)
+        if found is not None and loads.fits(found):
+            largest = float(loads.of(found).max())
+            if largest <= least:
+                best, least = found, largest
+    return best
+
+
+def _kicked(cuts: Sequence[int], loads: Loads, stream: np.ndarray) -> list[int]:
+    """One to three cuts moved by up to three items, where cuts may be."""
+    moved = list(cuts)
+    for _ in range(1 + below(stream, 3)):
+        i = 1 + below(stream, len(cuts) - 2)
+        at = min(max(moved[i] + below(stream, 7) - 3, 0), loads.num_items)
+        if loads.may_cut[at] and not loads.must_cut[moved[i]]:
+            moved[i] = at
+    return sorted(moved)
 
 
 def descend(loads: Loads, cuts: Sequence[int], devices: Sequence[int]) -> Layout | None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_zb.planning.cooptimize.balancing import Loads
+from lightning_zb.planning.cooptimize.balancing import Loads, level
 from lightning_zb.planning.cooptimize.layout import Layout
-from lightning_zb.planning.cooptimize.moves import partition_moves, placement_moves
+from lightning_zb.planning.cooptimize.moves import partition_moves, placement_moves, shaken
 from lightning_zb.planning.cooptimize.phases import Phase, losses
 from lightning_zb.planning.cooptimize.scoring import Score, Scorer
 
-_GAIN = 1e-6  # a step must save this share of the step time
+_GAIN = 1e-4  # a step must save this share of the step time
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Climb:
         """
         best = start
         floor = self.loads.floor * self.scorer.num_microbatches
-        while not self._spent(passes) and best.value > floor * (1.0 + _GAIN):
+        while not self._spent(passes) and best.estimate > floor * (1.0 + _GAIN):
             better = None
             for phase in losses(best, floor):
                 if phase in self.phases:
@@ -58,6 +58,23 @@ class Climb:
             best = better
         return best
 
+    def explore(self, start: Score, passes: int) -> Score:
+        """Climb again and again from places near the best one, until so many passes have been placed."""
+        best = start
+        floor = self.loads.floor * self.scorer.num_microbatches
+        while not self._spent(passes) and best.estimate > floor * (1.0 + _GAIN):
+            layout = shaken(best.layout, self.loads, self.stream)
+            self.scorer.passes += 1  # so that it ends even where nothing can be scored
+            if layout is None or self.loads.of(layout).max() * self.scorer.num_microbatches >= best.estimate:
+                continue
+            score = self.scorer.score(layout)
+            if score is None or score.bound >= best.estimate:
+                continue
+            found = self.tune(score, min(passes, self.scorer.passes + (passes - self.scorer.passes) // 4))
+            if found.estimate < best.estimate:
+                best = found
+        return best
+
     def _neighbours(self, score: Score, phase: Phase) -> Iterator[Layout]:
         """The second paper's stop rule ends the moves of layers: devices idle alike up to the largest chunk's work."""
         if phase is Phase.PARTITION:
@@ -65,11 +82,12 @@ class Climb:
             per_chunk = np.diff(self.loads.work[list(layout.cuts)]) / self.loads.speed[list(layout.devices)]
             if max(score.idle) - min(score.idle) >= per_chunk.max():
                 yield from partition_moves(score, self.loads)
+            yield level(self.loads, layout, self.stream)
         elif phase is Phase.PLACEMENT:
             yield from placement_moves(score, self.loads, self.stream, self.alike)
 
     def _first_better(self, layouts: Iterator[Layout], best: Score, passes: int) -> Score | None:
-        ceiling = best.value * (1.0 - _GAIN)
+        ceiling = best.estimate * (1.0 - _GAIN)
         for layout in layouts:
             if self._spent(passes):
                 return None
@@ -78,7 +96,7 @@ class Climb:
             if self.loads.of(layout).max() * self.scorer.num_microbatches >= ceiling:
                 continue
             score = self.scorer.score(layout, ceiling)
-            if score is not None and score.value < ceiling:
+            if score is not None and score.estimate < ceiling:
                 return score
         return None
 

@@ -95,6 +95,18 @@ def placement_moves(score: Score, loads: Loads, stream: np.ndarray, alike: bool)
                 yield found
 
 
+def shaken(layout: Layout, loads: Loads, stream: np.ndarray) -> Layout | None:
+    """A layout some random steps away, balanced anew: where to climb from once nothing helps."""
+    for _ in range(1 + below(stream, 3)):
+        changes = list(_chunk_changes(layout))
+        cuts, devices = changes[below(stream, len(changes))]
+        found = descend(loads, cuts, devices)
+        if found is None:
+            return None
+        layout = found
+    return layout
+
+
 Change = tuple[Sequence[int], Sequence[int]]
 """Cuts and devices."""
 

@@ -32,9 +32,9 @@ from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.search import Searcher
 
 DEFAULT_EFFORT = 28
-"""Work units; half go to layouts, half to the order of passes."""
+"""Work units; of the search for the order of passes; a third as many go to layouts before."""
 
-_PASSES_PER_UNIT = 150_000  # placed by the quick schedules of layouts, whose bounds and tables cost as much again
+_PASSES_PER_UNIT = 700_000  # placed by the quick schedules of layouts, whose bounds and tables cost as much again
 _NUM_CLIMBS = 3
 _NUM_FINALISTS = 4
 
@@ -80,17 +80,20 @@ def cooptimize(
     objective, chosen = Objective(objective), frozenset(Phase(phase) for phase in phases)
     loads = make_loads(costs, num_devices, memory_budget, rules)
     scorer = Scorer(costs, num_devices, num_microbatches, memory_budget, objective, Phase.SCHEDULE in chosen)
-    layouts = list(starting_layouts(costs, loads, rules, chosen, placement))
+    stream = new_stream(seed)
+    layouts = list(dict.fromkeys(starting_layouts(costs, loads, rules, chosen, placement, stream)))
     if not layouts:
         raise ValueError(_nothing_to_cut(costs, num_devices, rules))
-    starts = sorted((s for s in map(scorer.score, layouts) if s is not None), key=lambda s: s.value)
+    starts = sorted((s for s in map(scorer.score, layouts) if s is not None), key=lambda s: s.estimate)
     if not starts:
         raise _infeasible(layouts, scorer)
     tunable = chosen if placement is None else chosen - {Phase.PLACEMENT}
-    climb = Climb(scorer, loads, tunable, _alike(costs, memory_budget), new_stream(seed), deadline)
-    budget, begun = effort * _PASSES_PER_UNIT // 2, scorer.passes
-    tops = [climb.tune(s, begun + budget * (i + 1) // _NUM_CLIMBS) for i, s in enumerate(starts[:_NUM_CLIMBS])]
-    top = min(tops, key=lambda s: s.value)
+    climb = Climb(scorer, loads, tunable, _alike(costs, memory_budget), stream, deadline)
+    share, begun = effort * _PASSES_PER_UNIT // 3, scorer.passes
+    tops = [climb.tune(s, begun + share * (i + 1) // (2 * _NUM_CLIMBS)) for i, s in enumerate(starts[:_NUM_CLIMBS])]
+    top = min(tops, key=lambda s: s.estimate)
+    if chosen >= {Phase.PARTITION, Phase.PLACEMENT} and placement is None:
+        top = climb.explore(top, begun + share)
     reason = _reason(starts[0], top, loads.floor * num_microbatches)
     if Phase.SCHEDULE in chosen:
         finalists = [_candidate(s.layout, scorer, seed) for s in scorer.best(_NUM_FINALISTS)]

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders
-from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
+from lightning_zb.planning.budget import MemoryBudget, fits, limits_beside
 from lightning_zb.planning.builders.greedy import Choices, list_order, smallest_limits
 from lightning_zb.planning.cooptimize.layout import Layout
 from lightning_zb.planning.cooptimize.plain_order import plain_schedule
@@ -23,6 +23,9 @@ from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.simulation import Floats, Integers, PassTable, run_step, tabulate
 
 _ROUNDS = 3  # microbatches for each device of the step that layouts are judged by, so that warm-up and cool-down are whole
+
+_FEW_PASSES = 2_000  # a step of no more is judged whole
+_PASSES_PER_LOOK = 1_000  # that could be placed in the time in which a layout's chunks, limits and bounds are worked out
 
 MANNERS = (
     Choices(0, patience=0.0, spare=1.0),
@@ -50,6 +53,11 @@ class Score:
     work: float
     idle: tuple[float, ...]
 
+    @property
+    def estimate(self) -> float:
+        """What a search for the order will make of it: seen to close three fifths of the gap between `value` and `bound`."""
+        return self.bound + 0.8 * (self.value - self.bound)
+
 
 @dataclass(slots=True)
 class Scorer:
@@ -73,26 +81,34 @@ class Scorer:
     tunes_order: bool = True
     passes: int = 0
     _known: dict[Layout, Score | None] = field(default_factory=dict)
-    _chunks: dict[tuple[int, int], ChunkCost] = field(default_factory=dict)
+    _chunks: dict[tuple[int, int], tuple[ChunkCost, float]] = field(default_factory=dict)
 
     def problem(self, layout: Layout, num_microbatches: int | None = None) -> Problem | None:
         """What is to be ordered; None where not even one microbatch at a time fits the memory."""
-        cuts = layout.cuts
-        chunk_costs = []
-        for cut in pairwise(cuts):
-            if cut not in self._chunks:
-                self._chunks[cut] = self.costs.chunk(range(*cut))
-            chunk_costs.append(self._chunks[cut])
-        placement = layout.placement
-        limits = activation_limits(self.budget, self.costs, layout.partition, placement)
-        problem = Problem(placement, tuple(chunk_costs), self.costs, num_microbatches or self.num_microbatches, limits)
+        chunks = [self._chunk(cut) for cut in pairwise(layout.cuts)]
+        states, workspace = [0.0] * self.num_devices, [0.0] * self.num_devices
+        for (cost, room), device in zip(chunks, layout.devices, strict=True):
+            states[device] += cost.state_bytes
+            workspace[device] = max(workspace[device], room)
+        constant = [s + w for s, w in zip(states, workspace, strict=True)]
+        limits = limits_beside(self.budget, self.costs, constant)
+        m = num_microbatches or self.num_microbatches
+        problem = Problem(layout.placement, tuple(cost for cost, _ in chunks), self.costs, m, limits)
         return problem if fits(smallest_limits(problem), limits) else None
+
+    def _chunk(self, cut: tuple[int, int]) -> tuple[ChunkCost, float]:
+        """What the items between two cuts cost together, and the largest workspace of one of their passes."""
+        if cut not in self._chunks:
+            workspace = max((b for i in range(*cut) for b in self.costs.layers[i].workspace_bytes.values()), default=0.0)
+            self._chunks[cut] = self.costs.chunk(range(*cut)), workspace
+        return self._chunks[cut]
 
     def score(self, layout: Layout, ceiling: float = np.inf) -> Score | None:
         """Score a layout; None where it does not fit or cannot be better than `ceiling`."""
         if layout in self._known:
             return self._known[layout]
-        short = min(self.num_microbatches, max(12, _ROUNDS * self.num_devices))
+        self.passes += _PASSES_PER_LOOK
+        short = self._short_step(layout)
         problem = self.problem(layout, short)
         if problem is None:
             self._known[layout] = None
@@ -104,26 +120,52 @@ class Scorer:
         bound = bounds_of_orders(*arguments)[0].seconds
         if bound >= ceiling:
             return None
-        rest = (self.num_microbatches - short) * float(per_microbatch.max())
-        value = min(self._times(problem)) + rest
+        value = min(self._times(problem, self.num_microbatches - short, float(per_microbatch.max())))
         idle = value - per_microbatch * self.num_microbatches
         score = Score(layout, value, bound, float(per_microbatch.max()) * self.num_microbatches, tuple(idle.tolist()))
         self._known[layout] = score
         return score
 
     def best(self, count: int) -> list[Score]:
-        """The layouts of least value."""
+        """The layouts of least estimate, one for each placement."""
         known = [score for score in self._known.values() if score is not None]
-        return sorted(known, key=lambda score: (score.value, score.bound))[:count]
+        distinct: dict[tuple[int, ...], Score] = {}
+        for score in sorted(known, key=lambda score: (score.estimate, score.bound)):
+            distinct.setdefault(score.layout.devices, score)
+        return list(distinct.values())[:count]
 
     def _work(self, problem: Problem) -> np.ndarray:
         work = np.bincount(problem.placement.devices, [least_work(c) for c in problem.chunk_costs], minlength=self.num_devices)
         return work / np.array([self.costs.speed(d) for d in range(self.num_devices)])
 
-    def _times(self, problem: Problem) -> list[float]:
-        """The step with each manner."""
+    def _short_step(self, layout: Layout) -> int:
+        """Microbatches of the step that a layout is judged by."""
+        if 3 * len(layout.counts) * self.num_microbatches <= _FEW_PASSES:
+            return self.num_microbatches
+        return min(self.num_microbatches, max(12, _ROUNDS * self.num_devices))
+
+    def _times(self, problem: Problem, left_out: int, period: float) -> list[float]:
+        """The step with each manner.
+
+        Args:
+            problem: of a step of fewer microbatches.
+            left_out: microbatches that it lacks; each counts as one in the middle of the step does.
+            period: seconds that one takes at least.
+        """
         table = tabulate(problem.placement, problem.chunk_costs, self.costs, problem.num_microbatches)
-        return [self.span(*run_step(table, order, offsets), offsets) for order, offsets in self._orders(problem, table)]
+        times = []
+        for order, offsets in self._orders(problem, table):
+            start, end = run_step(table, order, offsets)
+            seconds = self.span(start, end, offsets)
+            if left_out:
+                ends = np.zeros(4 * table.num_cells)
+                ends[order] = end
+                backward = ends[table.num_cells : table.num_cells + problem.num_microbatches]  # B of the first chunk
+                backward = np.maximum(backward, ends[3 * table.num_cells :][: problem.num_microbatches])  # or its BW
+                third = problem.num_microbatches // 3
+                seconds += left_out * max(period, float(backward[2 * third] - backward[third]) / third)
+            times.append(seconds)
+        return times
 
     def _orders(self, problem: Problem, table: PassTable) -> Iterator[tuple[Integers, Integers]]:
         if not self.tunes_order:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from lightning_zb.planning.cooptimize.balancing import Loads, balance
+import numpy as np
+
+from lightning_zb.planning.cooptimize.balancing import Loads, balance, level
 from lightning_zb.planning.cooptimize.cut_rules import CutRules
 from lightning_zb.planning.cooptimize.layout import Layout, layout_of
 from lightning_zb.planning.cooptimize.phases import Phase
@@ -32,7 +34,7 @@ def known_placements(num_devices: int, num_items: int) -> dict[str, Placement]:
 
 
 def starting_layouts(
-    costs: CostModel, loads: Loads, rules: CutRules, phases: Set[Phase], placement: Placement | None
+    costs: CostModel, loads: Loads, rules: CutRules, phases: Set[Phase], placement: Placement | None, stream: np.ndarray
 ) -> Iterator[Layout]:
     """Even, chunk-balanced and device-balanced cuts of every known placement, as far as the phases may change them.
 
@@ -42,6 +44,7 @@ def starting_layouts(
         rules: what cuts must keep to.
         phases: that may change; without the placement's all are sequential, without the partition's all even.
         placement: one that is given; None: the known ones.
+        stream: of random numbers, advanced.
     """
     num_devices = len(loads.speed)
     if placement is not None:
@@ -62,3 +65,4 @@ def starting_layouts(
             balanced = balance(loads, where.devices)
             if balanced is not None and rules.allows(balanced.partition):
                 yield balanced
+                yield level(loads, balanced, stream)
