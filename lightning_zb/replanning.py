@@ -161,8 +161,8 @@ def _decide(
     return Decision(best, what, f"{best.planner.name}, new {what}: {why}")
 
 
-def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str, PartitionSpec, bool]]:
-    """Schedule name, partition, and whether the running placement is kept."""
+def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str, PartitionSpec | None, bool]]:
+    """Schedule name, partition (None: the schedule's choice), and whether the running placement is kept."""
     counts = tuple(len(chunk) for chunk in now.partition.chunks)
     name = _orderer(schedule, now.planner.name)
     if replan is Replan.OFF:
@@ -175,7 +175,7 @@ def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str,
     if replan is Replan.PLACEMENT:
         free = ["auto"] if "auto" in known_schedules() else ["zb-v", "zb", "wave-4"]
         for other in dict.fromkeys([*free, "1f1b"]):
-            yield other, "balanced", False
+            yield other, None if other == "auto" else "balanced", False
 
 
 def _orderer(*names: str) -> str | None:

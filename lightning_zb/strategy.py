@@ -43,7 +43,8 @@ class ZeroBubbleStrategy(PipelineCommunication):
         memory_budget: activation memory of a device: a multiple of what one microbatch of the whole model holds, a size
             such as `"40GiB"` for everything on the device, a list with one entry a device, or None for what is left.
         layers: dotted path of the container that holds the layers, or several paths; None to find it.
-        partition: layers to chunks: `"even"`, `"balanced"`, or the number of layers of each chunk.
+        partition: layers to chunks: `"even"`, `"balanced"`, or the number of layers of each chunk; None: what `auto` finds
+            best, even for a schedule by name.
         costs: path of a costs file (as `lightning-zb profile` writes); None to assume costs from parameter counts.
         post_validation: `"exact"` steps before the norm of the whole model is known and rolls back where it clips;
             `"auto"` does so while gradients are not clipped; `"inplace"` needs no copy but is not bitwise; `"off"` waits.
@@ -66,7 +67,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
         schedule: str = "zb-v",
         memory_budget: float | str | Sequence[float | str] | None = None,
         layers: str | Sequence[str] | None = None,
-        partition: str | Sequence[int] = "even",
+        partition: str | Sequence[int] | None = None,
         costs: str | Path | None = None,
         post_validation: str = "auto",
         error_if_nonfinite: bool = False,

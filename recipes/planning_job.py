@@ -47,7 +47,7 @@ class PlanningJob:
     microbatches: int
     schedules: list[str]
     memory_budget: float | str | list[float | str] | None
-    partition: str | list[int]
+    partition: str | list[int] | None
     effort: int
     folder: str
 

@@ -245,10 +245,11 @@ def _add_problem(parser: argparse.ArgumentParser, about_budget: str = "") -> Non
     parser.add_argument("--seed", type=_seed, metavar="N", help="seed of a search, default 0")
     parser.add_argument(
         "--partition",
-        default="even",
+        default=None,
         type=partition,
         metavar="SPEC",
-        help="layers to chunks: even (default; equal layer counts), balanced (by time), or the layers of each chunk as 3,4,4,3",
+        help="layers to chunks: auto (default; what schedule auto finds best, even for the others), even (equal layer counts), "
+        "balanced (by time), or the layers of each chunk as 3,4,4,3",
     )
 
 
@@ -274,12 +275,12 @@ def _device_budget(text: str) -> DeviceBudget:
 
 
 def partition(text: str) -> PartitionSpec:
-    """A partition: `even`, `balanced`, or layer counts, `3,4,4,3`."""
-    if text in ("even", "balanced"):
+    """A partition: `auto`, `even`, `balanced`, or layer counts, `3,4,4,3`."""
+    if text in ("auto", "even", "balanced"):
         return text
     counts = text.split(",")
     if not all(count.strip().isdigit() and int(count) > 0 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not even, balanced, or layer counts such as 3,4,4,3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not auto, even, balanced, or layer counts such as 3,4,4,3")
     return [int(count) for count in counts]
 
 

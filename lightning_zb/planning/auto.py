@@ -1,4 +1,4 @@
-"""`schedule="auto"`: choose the placement and the order of an even partition.
+"""`schedule="auto"` where the partition is given: choose the placement and the order.
 
 Lower bounds rank the placements and rule out those that cannot win; the rest compete for work units, and every time the
 better half goes on. Which steps there are depends on the seed alone, the effort only says how far to go, so more effort
@@ -20,7 +20,7 @@ from lightning_zb.planning.partitioning import make_partition
 from lightning_zb.planning.placement import Partition, Placement, cyclic, wave
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import assemble_plan
-from lightning_zb.planning.registry import PlanRequest, Problem, SearchSpec, find_schedule, register
+from lightning_zb.planning.registry import PlanRequest, Problem, SearchSpec, find_schedule
 from lightning_zb.planning.search import Searcher
 
 DEFAULT_EFFORT = 28
@@ -146,7 +146,8 @@ def _offer_named(candidate: Candidate) -> None:
             searcher.offer(schedule)
 
 
-def _plan(request: PlanRequest) -> Plan:
+def plan_known_placements(request: PlanRequest) -> Plan:
+    """Choose among the known placements, for the partition of the request."""
     options = dict(request.options)
     objective = Objective(options.pop("objective", Objective.STEP_TIME))
     effort, seed = int(options.pop("effort", DEFAULT_EFFORT)), int(options.pop("seed", 0))  # type: ignore[call-overload]
@@ -260,13 +261,3 @@ def _partition(spec: object, costs: CostModel, placement: Placement) -> Partitio
     if not isinstance(spec, str) and len(spec) != placement.num_chunks:  # type: ignore[arg-type]
         return None
     return make_partition(spec, costs, placement)  # type: ignore[arg-type]
-
-
-register(
-    SearchSpec(
-        name="auto",
-        plan=_plan,
-        assumption="any costs; tries sequential, V, wave and cyclic placements",
-        memory="the given limit; what the devices have by default",
-    )
-)

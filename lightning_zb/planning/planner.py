@@ -25,7 +25,7 @@ def make_plan(
     num_microbatches: int,
     schedule: str = "zb-v",
     memory_budget: MemoryBudget = None,
-    partition: PartitionSpec = "even",
+    partition: PartitionSpec | None = None,
     placement: Placement | Sequence[int] | None = None,
     **options: object,
 ) -> Plan:
@@ -38,7 +38,8 @@ def make_plan(
         schedule: a name from `known_schedules()`.
         memory_budget: a multiple of the activations of the whole model for one microbatch, a size such as `"40GiB"` for
             the whole device, a list of these, or None for the schedule's own default (no limit where it has none).
-        partition: `"even"`, `"balanced"`, or the number of layers of each chunk.
+        partition: `"even"`, `"balanced"`, or the number of layers of each chunk; None (or `"auto"`): what `auto` finds best,
+            even for a schedule by name.
         placement: the device of each chunk; None: the placement that belongs to the schedule.
         options: handed on to a schedule that searches, such as `auto` (objective, effort, seed, seconds).
 
@@ -55,6 +56,8 @@ def make_plan(
         raise ValueError(f"schedule {schedule!r} has no options, but got {', '.join(sorted(options))}")
     if placement is not None and not isinstance(placement, Placement):
         placement = Placement(tuple(placement), num_devices)
+    if isinstance(partition, str) and partition == "auto":
+        partition = None
     request = PlanRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options))
     saves = any(c.backward is not None and c.backward < c.backward_input + c.backward_weight for c in costs.layers)
     if saves and not (isinstance(spec, ScheduleSpec) and spec.fixed_order):
@@ -139,7 +142,7 @@ def _plan_named(spec: ScheduleSpec, request: PlanRequest) -> Plan:
     budget = _settle_budget(spec, request.memory_budget)  # type: ignore[arg-type]
     if placement is None:
         placement = spec.placement(request.num_devices, costs.num_stacked_layers)
-    partition = make_partition(request.partition, costs, placement)  # type: ignore[arg-type]
+    partition = make_partition(request.partition or "even", costs, placement)  # type: ignore[arg-type]
     limits = activation_limits(budget, costs, partition, placement)
     problem = Problem(placement, costs.chunks(partition), costs, num_microbatches, limits)
     if not spec.fixed_order and not fits(smallest_limits(problem), limits):

@@ -23,7 +23,7 @@ _FAMILIES = (
     "lightning_zb.planning.builders.limited",
     "lightning_zb.planning.builders.waves",
     "lightning_zb.planning.builders.blocks",
-    "lightning_zb.planning.auto",
+    "lightning_zb.planning.cooptimize.auto_schedule",
 )
 
 
@@ -80,7 +80,7 @@ class PlanRequest:
     num_devices: int
     num_microbatches: int
     memory_budget: object = None
-    partition: object = "even"
+    partition: object = None
     placement: Placement | None = None
     options: dict[str, object] = field(default_factory=dict)
 
