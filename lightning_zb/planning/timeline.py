@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -147,26 +147,36 @@ def overlapped_seconds(
     timeline: Timeline, placement: Placement, chunk_costs: Sequence[ChunkCost], costs: CostModel
 ) -> tuple[float, ...]:
     """For each device the seconds in which an input is under way to it while it works (the second paper's OverlapTime)."""
-    incoming: list[list[Interval]] = [[] for _ in timeline.orders]
-    for p, interval in transfers(timeline, placement, chunk_costs, costs).items():
-        incoming[placement.devices[p.chunk + (1 if p.kind.value == "F" else -1)]].append(interval)
     return tuple(
-        _common_seconds(_merge(intervals), _merge(zip(starts, ends, strict=True)))
-        for intervals, starts, ends in zip(incoming, timeline.starts, timeline.ends, strict=True)
+        common_seconds(arriving, merged(zip(starts, ends, strict=True)))
+        for arriving, starts, ends in zip(
+            incoming(timeline, placement, chunk_costs, costs), timeline.starts, timeline.ends, strict=True
+        )
     )
 
 
-def _merge(intervals) -> list[Interval]:
-    merged: list[Interval] = []
+def incoming(
+    timeline: Timeline, placement: Placement, chunk_costs: Sequence[ChunkCost], costs: CostModel
+) -> tuple[list[Interval], ...]:
+    """For each device the times in which an input is under way to it, as disjoint intervals in order."""
+    found: list[list[Interval]] = [[] for _ in timeline.orders]
+    for p, interval in transfers(timeline, placement, chunk_costs, costs).items():
+        found[placement.devices[p.chunk + (1 if p.kind.value == "F" else -1)]].append(interval)
+    return tuple(merged(intervals) for intervals in found)
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union of some intervals, as disjoint ones in order."""
+    union: list[Interval] = []
     for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            merged.append((start, end))
-    return merged
+            union.append((start, end))
+    return union
 
 
-def _common_seconds(first: list[Interval], second: list[Interval]) -> float:
+def common_seconds(first: list[Interval], second: list[Interval]) -> float:
     """Length of the intersection of two unions of disjoint, sorted intervals."""
     total, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):
