@@ -14,6 +14,7 @@ from lightning_zb.planning.cooptimize.moves import partition_moves, placement_mo
 from lightning_zb.planning.cooptimize.phases import Phase, losses
 from lightning_zb.planning.cooptimize.scoring import Score, Scorer
 
+_PASSES_PER_MOVE = 500  # that could be placed in the time in which a layout is made of another
 _GAIN = 1e-4  # a step must save this share of the step time
 
 
@@ -64,7 +65,7 @@ class Climb:
         floor = self.loads.floor * self.scorer.num_microbatches
         while not self._spent(passes) and best.estimate > floor * (1.0 + _GAIN):
             layout = shaken(best.layout, self.loads, self.stream)
-            self.scorer.passes += 1  # so that it ends even where nothing can be scored
+            self.scorer.passes += _PASSES_PER_MOVE
             if layout is None or self.loads.of(layout).max() * self.scorer.num_microbatches >= best.estimate:
                 continue
             score = self.scorer.score(layout)
@@ -91,6 +92,7 @@ class Climb:
         for layout in layouts:
             if self._spent(passes):
                 return None
+            self.scorer.passes += _PASSES_PER_MOVE
             if Phase.PARTITION not in self.phases and layout.counts != best.layout.counts:
                 continue
             if self.loads.of(layout).max() * self.scorer.num_microbatches >= ceiling:
