@@ -132,7 +132,7 @@ def test_infeasible_prints_the_smallest_budget_that_then_works(costs, capsys, bu
         ("--memory-budget", "40 gigs", "--memory-budget: memory budget '40 gigs' is not a size"),
         ("--memory-budget", "1.0,1.0", "memory_budget [1.0, 1.0] has 2 entries for 4 devices"),
         ("--schedule", "zb-3p", "--schedule: schedule 'zb-3p' is unknown; known are 1f1b"),
-        ("--partition", "odd", "--partition: 'odd' is not even, balanced, or layer counts"),
+        ("--partition", "odd", "--partition: 'odd' is not auto, even, balanced, or layer counts"),
         ("--objective", "speed", "--objective: invalid choice: 'speed'"),
         ("--seconds", "0", "--seconds: '0' is not a positive number"),
         ("--effort", "0", "--effort: '0' is not a count"),
