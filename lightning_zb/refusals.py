@@ -32,6 +32,7 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
         )
     for callback in trainer.callbacks:
         _check_callback(callback)
+    _check_model(module)
     if trainer.accumulate_grad_batches == 1:
         rank_zero_warn(
             "accumulate_grad_batches=1 gives the pipeline one microbatch a step, so nothing overlaps; "
@@ -42,6 +43,15 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
             "configure_gradient_clipping sees only the gradients of this device's layers; "
             "call self.clip_gradients(optimizer, gradient_clip_val=...) in it, which clips by the norm of the whole model"
         )
+
+
+def _check_model(module: pl.LightningModule) -> None:
+    for m in module.modules():
+        if getattr(getattr(m, "config", None), "is_encoder_decoder", False):
+            raise ValueError(
+                f"{type(m).__name__} is an encoder-decoder, whose decoder layers all read what the encoder returned; "
+                "a pipeline carries what one layer hands to the next: train a decoder-only or encoder-only model"
+            )
 
 
 def _check_callback(callback: Callback) -> None:
