@@ -62,6 +62,20 @@ def bad_input(capsys, *argv):
     return captured.err
 
 
+def test_a_world_is_split_into_the_fastest_pipelines(costs, capsys):
+    arguments = ["plan", "--costs", str(costs), "--microbatches", "8", "--schedule", "1f1b"]
+    assert main([*arguments, "--world-size", "4"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert {"1 x 4", "2 x 2", "4 x 1"} <= set(rows)
+    assert rows["1 x 4"][2] == "0.00"
+
+
+def test_devices_or_a_world_but_not_both(costs, capsys):
+    message = "write either --devices P, or --world-size N"
+    assert message in bad_input(capsys, "plan", "--costs", costs, "--microbatches", "8")
+    assert message in bad_input(capsys, *plan_arguments(costs, "--world-size", "4"))
+
+
 def test_plan_writes_what_the_library_plans(costs, tmp_path, capsys):
     out = tmp_path / "plan.json"
     assert main(plan_arguments(costs, "--schedule", "zb-1p", "--out", str(out))) == 0

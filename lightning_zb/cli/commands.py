@@ -7,15 +7,17 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_zb.cli.figures import devices, figures, headline
+from lightning_zb.cli.figures import devices, figures, headline, worlds_table
 from lightning_zb.cli.problem import check_devices, check_out, costs_for, search_options, with_bound
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import fits
+from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.planfile import read_plan, write_plan
+from lightning_zb.planning.planfile import read_costs, read_plan, write_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.timeline import predict
 from lightning_zb.planning.torch_csv import to_csv
+from lightning_zb.planning.worlds import worlds
 from lightning_zb.report import chrome_trace, svg, terminal_grid, timeline_picture
 
 _SUFFIXES = {"chrome": ".trace.json", "csv": ".csv", "svg": ".svg"}
@@ -25,15 +27,28 @@ _SAME = 1e-6  # relative; plan files written by hand may be rounded
 def plan(arguments: argparse.Namespace) -> bool:
     """Plan, print what came out, and write the plan file."""
     check_out("--out", arguments.out)
-    result = make_plan(
-        costs_for(arguments.costs, arguments.devices),
-        arguments.devices,
-        arguments.microbatches,
-        schedule=arguments.schedule,
-        memory_budget=arguments.memory_budget,
-        partition=arguments.partition,
-        **search_options(arguments.schedule, arguments),
-    )
+    if (arguments.devices is None) == (arguments.world_size is None):
+        raise ValueError("--devices: write either --devices P, or --world-size N to have the number of pipelines chosen too")
+
+    def make(costs: CostModel, num_devices: int, num_microbatches: int) -> Plan:
+        return make_plan(
+            costs,
+            num_devices,
+            num_microbatches,
+            schedule=arguments.schedule,
+            memory_budget=arguments.memory_budget,
+            partition=arguments.partition,
+            **search_options(arguments.schedule, arguments),
+        )
+
+    if arguments.world_size is None:
+        result = make(costs_for(arguments.costs, arguments.devices), arguments.devices, arguments.microbatches)
+    else:
+        found = worlds(read_costs(arguments.costs), arguments.world_size, arguments.microbatches, make)
+        print(worlds_table(found))
+        print()
+        assert found[0].plan is not None  # else `worlds` raises
+        result = found[0].plan
     objective = Objective(arguments.objective)
     result = with_bound(result, objective)
     print(headline(result))

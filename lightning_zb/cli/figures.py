@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightning_zb.cli.problem import strongest_bound, value_of
 from lightning_zb.cli.text import byte_unit, duration, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import constant_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.timeline import overlapped_seconds, simulate
+from lightning_zb.planning.worlds import World
 
 
 def headline(plan: Plan) -> str:
@@ -85,3 +88,17 @@ def devices(plan: Plan) -> str:
             "what of it is left when they are done, part of the span"
         )
     return f"{table(header, rows, left=(0, 1))}\n{legend}"
+
+
+def worlds_table(found: Sequence[World]) -> str:
+    """Ways to split all devices into pipelines, the fastest first; those without a plan say why."""
+    second, name = time_unit(w.seconds for w in found if w.plan is not None)
+    rows = []
+    for world in found:
+        split = f"{world.num_replicas} x {world.num_devices}"
+        if world.plan is None:
+            rows.append([split, "-", "-", "-", world.refusal])
+            continue
+        step, reduction = world.plan.predicted.step_time, world.reduction
+        rows.append([split, f"{step / second:.2f}", f"{reduction / second:.2f}", f"{world.seconds / second:.2f}", ""])
+    return table(["pipelines x devices", f"step_time ({name})", "gradients", "together", ""], rows, left=(0, 4))

@@ -147,7 +147,14 @@ def _add_plan(commands) -> None:
     parser.add_argument(
         "--schedule", default="auto", type=schedule_name, metavar="NAME", help=f"auto (default) or one of {_names()}"
     )
-    _add_problem(parser)
+    parser.add_argument(
+        "--world-size",
+        type=_count,
+        metavar="N",
+        help="instead of --devices: choose how many pipelines of how many of these N devices make a step fastest; "
+        "--microbatches counts those of all pipelines, and adding gradients over them is charged",
+    )
+    _add_problem(parser, devices_required=False)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the plan file (JSON) here")
 
 
@@ -217,9 +224,9 @@ def _add_plan_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="plan file (JSON) that the command plan has written")
 
 
-def _add_problem(parser: argparse.ArgumentParser, about_budget: str = "") -> None:
+def _add_problem(parser: argparse.ArgumentParser, about_budget: str = "", devices_required: bool = True) -> None:
     """What plan and compare have in common."""
-    parser.add_argument("--devices", required=True, type=_count, metavar="P", help="devices of the pipeline")
+    parser.add_argument("--devices", required=devices_required, type=_count, metavar="P", help="devices of the pipeline")
     parser.add_argument(
         "--memory-budget",
         type=memory_budget,
