@@ -22,6 +22,9 @@ from torch import Tensor
 
 from lightning_zb.replicas import Replicas
 
+_STARTING = timedelta(minutes=5)
+"""How long processes may take to find each other and to plan, however short transfers are."""
+
 
 class PipelineCommunication(ParallelStrategy):
     """Ranks, process groups and collectives of data parallel x pipeline; what runs on them is the subclass's.
@@ -78,7 +81,7 @@ class PipelineCommunication(ParallelStrategy):
         replicas = self.replicas
         if self.world_size > 1:
             backend = _get_default_process_group_backend_for_device(self.root_device)
-            _init_dist_connection(self.cluster_environment, backend, timeout=timeout)
+            _init_dist_connection(self.cluster_environment, backend, timeout=max(timeout, _STARTING))
             atexit.register(_destroy_process_group)  # Lightning does this for NCCL only; gloo aborts at exit otherwise
             self.everyone = dist.new_group(timeout=timeout, backend="gloo")
             self.peers = replicas.open_peers(timeout)

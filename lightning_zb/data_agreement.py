@@ -26,22 +26,37 @@ def checksum(microbatches: list[tuple[Any, ...]]) -> int:
     return value
 
 
-def check_agreement(microbatches: list[tuple[Any, ...]], loader: Any, group: dist.ProcessGroup | None = None) -> None:
-    """Compare this step's microbatches over all ranks (a collective).
+def check_agreement(
+    microbatches: list[tuple[Any, ...]], loader: Any, num_batches: float, group: dist.ProcessGroup | None = None
+) -> None:
+    """Compare this step's microbatches, and how many batches there will be, over all ranks of a pipeline (a collective).
+
+    Args:
+        microbatches: of this step.
+        loader: the training loader, to be named.
+        num_batches: batches of an epoch; infinity where unknown.
+        group: the ranks to compare; None for all.
 
     Raises:
         RuntimeError: on every rank, when they differ.
     """
-    mine = (len(microbatches), checksum(microbatches))
+    mine = (num_batches, len(microbatches), checksum(microbatches))
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group)
     differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
-    if differing:
-        raise RuntimeError(
-            f"the training loader ({type(loader).__name__}) gives rank {differing[0]} other batches than rank 0; all ranks of "
-            "a pipeline must read the same: seed with seed_everything, give the loader's generator a fixed seed, "
-            "and do not split the data by rank"
-        )
+    if not differing:
+        return
+    lengths = [other[0] for other in everyone]
+    what = (
+        f"{lengths[differing[0]]:g} batches an epoch, but rank 0 {lengths[0]:g}"
+        if lengths[differing[0]] != lengths[0]
+        else "other batches than rank 0"
+    )
+    raise RuntimeError(
+        f"the training loader ({type(loader).__name__}) gives rank {differing[0]} {what}; all ranks of a pipeline must read "
+        "the same: seed with seed_everything, give the loader's generator a fixed seed, and do not split the data by rank, "
+        'or let one rank read for all: ZeroBubbleStrategy(data="broadcast")'
+    )
 
 
 def share_random_state(broadcast: Callable[[Any], Any]) -> None:

@@ -155,7 +155,8 @@ class Pipeline:
         trainer = self.module.trainer
         if self._unchecked_steps:
             self._unchecked_steps -= 1
-            check_agreement(microbatches, trainer.train_dataloader, None if self._channels is None else self._channels.control)
+            group = None if self._channels is None else self._channels.control
+            check_agreement(microbatches, trainer.train_dataloader, trainer.num_training_batches, group)
         for runner in self._runners:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
         self.last_step_was_recorded = self._executors[0].recorder is not None

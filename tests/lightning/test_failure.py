@@ -1,0 +1,75 @@
+"""Whatever fails on whichever rank: all processes end soon, with the first cause in sight and earlier checkpoints whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.lightning.processes import ROOT
+
+pytestmark = pytest.mark.distributed
+
+SECONDS = 150
+"""Far more than any of them needs; a hang would take longer than that."""
+
+_RAISED = ["configure_optimizers", "on_train_start", "training_step", "validation_step", "on_train_batch_end", "optimizer"]
+_EARLY = {"configure_optimizers", "on_train_start", "optimizer", "collate", "loader"}
+_SENTENCES = {
+    "shape": "hand over tensors of shapes that follow from the batch",
+    "loader": "gives rank 1 18 batches an epoch, but rank 0 32",
+    "SIGKILL": "has ended or does not answer",
+    "SIGSTOP": "has ended or does not answer",
+}
+_QUICK = [("training_step", 1)]
+
+
+def _cases():
+    raised = [(what, rank) for what in [*_RAISED, "collate", "memory"] for rank in (0, 1)]
+    outside = [("SIGKILL", 0), ("SIGKILL", 1), ("SIGTERM", 0), ("SIGTERM", 1), ("SIGSTOP", 1), ("SIGINT", 0)]
+    for case in [*raised, *outside, ("shape", 0), ("loader", 1)]:
+        yield pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("what", "rank"), _cases())
+def test_all_processes_end_with_the_first_cause(what: str, rank: int, tmp_path: Path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.lightning.failing_script", what, str(rank), str(tmp_path / "checkpoints")]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(SECONDS)
+        finally:
+            left = _end_group(process.pid)
+    text = log.read_text()
+    assert code != 0, text[-3000:]
+    assert not left, f"processes of {what} on rank {rank} outlive it: {text[-3000:]}"
+    if what in _RAISED or what in ("collate", "memory"):
+        first = text.index("Traceback")
+        assert f"deliberate failure in {what} on rank {rank}" in text[first:], text[-3000:]
+    assert _SENTENCES.get(what, "") in text, text[-3000:]
+    for path in (tmp_path / "checkpoints").glob("step*.ckpt"):
+        assert torch.load(path, weights_only=True)["state_dict"]
+    assert what in _EARLY or any((tmp_path / "checkpoints").glob("step*.ckpt")), "it failed before it was meant to"
+
+
+def _end_group(group: int, grace_seconds: float = 12.0) -> bool:
+    """Whether processes of the group are left after a while; they are ended."""
+    deadline = time.monotonic() + grace_seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.1)
+    os.killpg(group, signal.SIGKILL)
+    return True
