@@ -27,6 +27,7 @@ from lightning_zb.execution.profiler import StepRecorder
 from lightning_zb.execution.program import Program
 from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.transport import DistributedTransport
+from lightning_zb.model.deferred_init import DeferredInit, materialise
 from lightning_zb.model.interception import Interception
 from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.model.layers import find_layers
@@ -71,6 +72,7 @@ class Pipeline:
         peers: the processes that stand for the same device in all replicas; None for one replica.
         device: where its chunks run.
         broadcast: gives every process rank 0's value.
+        deferred: how configure_model built the module without values; None where it has them all.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Pipeline:
         peers: dist.ProcessGroup | None,
         device: torch.device,
         broadcast: Callable[[Any], Any],
+        deferred: DeferredInit | None = None,
     ) -> None:
         world_size = replicas.num_replicas * replicas.pipeline_size
         if options.virtual_devices is not None and world_size > 1:
@@ -100,6 +103,10 @@ class Pipeline:
         self._lay_out(chosen.plan)
         self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()) + replicas.replica, device))
         self.ownership = take_ownership(module, self.stack, self._own_windows())
+        self._built_bytes = self.ownership.total_bytes
+        if deferred is not None and deferred.has_recorded:
+            self.ownership = materialise(module, self.stack, self.ownership, deferred)
+            self._built_bytes = deferred.peak_bytes
         self._stubs = PrologueStubs(module, self._interception, device)
         self._past = Statistics()
         self.ending: StepEnding | None = None
@@ -344,8 +351,9 @@ class Pipeline:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What this process did since the start; see `Statistics`, plus the bytes of its parameters."""
+        """What this process did since the start; see `Statistics`, plus bytes of its parameters and of building the model."""
         sizes = {"own_parameter_bytes": self.ownership.own_bytes, "parameter_bytes": self.ownership.total_bytes}
+        sizes["built_bytes"] = self._built_bytes
         return {**self._total().as_dict(), **sizes}
 
     def _total(self) -> Statistics:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,8 @@ from lightning_zb.checkpoints import Checkpoints
 from lightning_zb.communication import PipelineCommunication
 from lightning_zb.data_agreement import share_random_state
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
+from lightning_zb.model.deferred_init import DeferredInit
+from lightning_zb.model.layers import check_same_layers
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.plan import Plan
@@ -101,6 +104,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
         self.data_parallel_size = data_parallel_size
         self._data = data
         self._pipeline: Pipeline | None = None
+        self._deferred: DeferredInit | None = None
         self._queue: list[tuple[Any, ...]] = []
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
@@ -179,6 +183,19 @@ class ZeroBubbleStrategy(PipelineCommunication):
     def precision_plugin(self, plugin: Precision | None) -> None:
         self._precision_plugin = None if plugin is None else precision.adopt(plugin, self)
 
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """Around configure_model: what it builds has no memory yet; `setup` gives values to this device's part alone."""
+        if self._pipeline is not None:
+            yield
+            check_same_layers(self._pipeline.module, self._pipeline.stack)
+        elif self.replicas.pipeline_size == 1:
+            yield
+        else:
+            self._deferred = DeferredInit(self.root_device)
+            with self._deferred.recording():
+                yield
+
     def setup(self, trainer: pl.Trainer) -> None:
         """Cut the model, place its chunks, and set optimizers up on what this process owns."""
         assert self.accelerator is not None
@@ -190,8 +207,9 @@ class ZeroBubbleStrategy(PipelineCommunication):
             plans_again = any(isinstance(c, ZeroBubbleCallback) and c.plans_again for c in callbacks)
             options = replace(self._options, plan=replace(self._options.plan, is_provisional=plans_again))
             self._pipeline = Pipeline(
-                options, self.lightning_module, self.replicas, self.peers, self.root_device, self.broadcast
+                options, self.lightning_module, self.replicas, self.peers, self.root_device, self.broadcast, self._deferred
             )
+            self._deferred = None  # frees the record
             rank_zero_info(self._pipeline.announcement)
         # a collective and a host synchronisation every batch
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

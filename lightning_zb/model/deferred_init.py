@@ -83,6 +83,11 @@ class DeferredInit:
         with _Recorder(self), _Disguise(self.device):  # initialisations skip what says that it is on meta
             yield
 
+    @property
+    def has_recorded(self) -> bool:
+        """Whether anything was built."""
+        return bool(self._tape)
+
     def knows(self, tensor: Tensor) -> bool:
         """Whether the tensor was made inside a recording."""
         return tensor.is_meta and _key(tensor) in self._storages

@@ -55,6 +55,24 @@ def find_layers(module: nn.Module, layers: str | Sequence[str] | None = None) ->
     return _stack(module, [layers] if isinstance(layers, str) else list(layers))
 
 
+def check_same_layers(module: nn.Module, stack: LayerStack) -> None:
+    """Called when configure_model ran again, as it does in every fit, validate, test and predict.
+
+    Args:
+        module: the LightningModule.
+        stack: its layers when they were cut.
+
+    Raises:
+        ValueError: it built another model, whose layers nobody cut.
+    """
+    modules = dict(module.named_modules(remove_duplicate=False))
+    if any(modules.get(name) is not layer for name, layer in zip(stack.names, stack.modules, strict=True)):
+        raise ValueError(
+            "configure_model built the model a second time, and the weights trained so far would be lost; "
+            "return where it exists: if self.model is not None: return"
+        )
+
+
 def _stack(module: nn.Module, paths: Sequence[str]) -> LayerStack:
     names: list[str] = []
     modules: list[nn.Module] = []

@@ -6,7 +6,8 @@ trains each model twice, with the plain Trainer and with the strategy, from one 
 half of them padded), gradients clipped, and compares every weight, every entry of the optimizer's state and the losses.
 The table has a line for each model and a column for each schedule and number of devices: `=` bitwise, a figure (the
 largest difference relative to the largest value of that tensor) where not, `refused` with the sentence below the table. All
-devices of a pipeline run in one process, unless `--processes` asks for real ones. Each cell is kept in the results file
+devices of a pipeline run in one process, unless `--processes` asks for real ones, which build the model in
+configure_model, each its own layers alone. Each cell is kept in the results file
 as soon as it is known, and a later run goes on from there.
 """
 
@@ -33,7 +34,7 @@ import transformers
 from torch import Tensor
 
 from lightning_zb import ZeroBubbleStrategy
-from recipes.benchmarks.parity_models import MODELS, batches
+from recipes.benchmarks.parity_models import MODELS, batches, make
 
 SCHEDULES = ("1f1b", "zb-h1", "interleaved", "zb-v")
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -112,10 +113,10 @@ class _Keep(L.Callback):
         torch.save(found, self.directory / f"{trainer.global_rank}.pt")
 
 
-def train(model: str, precision: str, devices: int = 1, strategy: Any = "auto") -> dict[str, Tensor]:
-    """Everything that training leaves, by name."""
+def train(model: str, precision: str, devices: int = 1, strategy: Any = "auto", late: bool = False) -> dict[str, Tensor]:
+    """Everything that training leaves, by name; `late`: the model is built in configure_model."""
     L.seed_everything(5, verbose=False)
-    module = MODELS[model]()
+    module = make(model, late)
     loader: Any = torch.utils.data.DataLoader(batches(NUM_BATCHES), batch_size=None)  # type: ignore[arg-type]
     with TemporaryDirectory() as directory:
         trainer = L.Trainer(
@@ -155,7 +156,7 @@ def measure(setting: Setting, plain: dict[str, Tensor]) -> Cell:
     try:
         if setting.processes:
             strategy = ZeroBubbleStrategy(setting.schedule, start_method="fork", timeout_seconds=60.0)
-            found = train(setting.model, setting.precision, setting.devices, strategy)
+            found = train(setting.model, setting.precision, setting.devices, strategy, late=True)
         else:
             strategy = ZeroBubbleStrategy(setting.schedule, virtual_devices=setting.devices)
             found = train(setting.model, setting.precision, strategy=strategy)
@@ -191,7 +192,7 @@ def table(cells: Sequence[Cell], precision: str, processes: bool) -> list[str]:
         return []
     columns = sorted({(s.devices, SCHEDULES.index(s.schedule)) for s in chosen})
     lines = [
-        f"## {precision}, {'one process a device' if processes else 'all devices in one process'}",
+        f"## {precision}, {'one process a device, built in configure_model' if processes else 'all devices in one process'}",
         "",
         "| model | " + " | ".join(f"{SCHEDULES[s]} P={d}" for d, s in columns) + " |",
         "|---" * (len(columns) + 1) + "|",

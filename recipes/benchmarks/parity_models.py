@@ -22,12 +22,18 @@ class Trained(L.LightningModule):
     """What every cell trains: the model's own loss.
 
     Args:
-        model: takes a batch as keywords and returns something with a loss.
+        build: makes the model, which takes a batch as keywords and returns something with a loss.
+        late: whether configure_model calls it, so that no process holds the whole model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, build: Callable[[], Any], late: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.build = build
+        self.model: Any = None if late else build()
+
+    def configure_model(self) -> None:
+        if self.model is None:
+            self.model = self.build()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         return self.model(**batch).loss
@@ -92,35 +98,30 @@ class _Pairs(_ByHand):
         return x + residual
 
 
-def _family(name: str, **options: Any) -> Callable[[], L.LightningModule]:
-    def build() -> L.LightningModule:
+def _family(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
         model = T.AutoModelForCausalLM.from_config(configuration(name, NUM_LAYERS, use_cache=False, **options))
-        return Trained(model.float().train())
+        return model.float().train()
 
     return build
 
 
-def _checkpointed() -> L.LightningModule:
-    module = _family("llama")()
-    module.model.gradient_checkpointing_enable()  # type: ignore[operator, union-attr]
-    return module
+def _checkpointed() -> nn.Module:
+    model: Any = _family("llama")()
+    model.gradient_checkpointing_enable()
+    return model
 
 
-def _encoder_decoder() -> L.LightningModule:
+def _encoder_decoder() -> nn.Module:
     sizes: dict[str, Any] = dict(d_model=WIDTH, d_kv=8, d_ff=48, num_layers=NUM_LAYERS, num_heads=4, dropout_rate=0.0)
     tokens: dict[str, Any] = dict(vocab_size=VOCABULARY, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2)
-    config = T.T5Config(**sizes, **tokens)
-    return Trained(T.T5ForConditionalGeneration(config).train())
+    return T.T5ForConditionalGeneration(T.T5Config(**sizes, **tokens)).train()
 
 
-def _deep_supervision() -> L.LightningModule:
-    return Supervised(_family("llama")().model)  # type: ignore[arg-type]
-
-
-MODELS: dict[str, Callable[[], L.LightningModule]] = {
-    "nn.Sequential": lambda: Trained(_ByHand(nn.Sequential(*(_Block() for _ in range(NUM_LAYERS))))),
-    "ModuleList": lambda: Trained(_List(nn.ModuleList(_Block() for _ in range(NUM_LAYERS)))),
-    "hidden + residual": lambda: Trained(_Pairs(nn.ModuleList(_Pair() for _ in range(NUM_LAYERS)))),
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "nn.Sequential": lambda: _ByHand(nn.Sequential(*(_Block() for _ in range(NUM_LAYERS)))),
+    "ModuleList": lambda: _List(nn.ModuleList(_Block() for _ in range(NUM_LAYERS))),
+    "hidden + residual": lambda: _Pairs(nn.ModuleList(_Pair() for _ in range(NUM_LAYERS))),
     "llama": _family("llama"),
     "gemma3": _family("gemma3"),
     "mixtral": _family("mixtral", output_router_logits=True),
@@ -138,8 +139,13 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
     "zamba2": _family("zamba2"),
     "llama, checkpointed": _checkpointed,
     "t5 (encoder-decoder)": _encoder_decoder,
-    "llama, deep supervision": _deep_supervision,
+    "llama, deep supervision": _family("llama"),
 }
+
+
+def make(name: str, late: bool = False) -> L.LightningModule:
+    """The LightningModule of a model; see `Trained`."""
+    return (Supervised if "supervision" in name else Trained)(MODELS[name], late)
 
 
 def batches(num: int) -> list[dict[str, Tensor]]:

@@ -236,6 +236,34 @@ class HybridModule(Trained):
         return self.model(**batch).loss
 
 
+class ConfiguredModule(Trained):
+    """A Hugging Face model made in configure_model, as Lightning advises for models that one device cannot hold."""
+
+    def __init__(self, family: str, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.family, self.model = family, None
+
+    def configure_model(self) -> None:
+        if self.model is None:
+            from transformers import AutoModelForCausalLM
+
+            from recipes.models.families import configuration
+
+            config = configuration(self.family, 5, use_cache=False)
+            self.model = AutoModelForCausalLM.from_config(config).float().train()
+
+    def loss(self, batch):
+        return self.model(**batch).loss
+
+
+class RebuildingModule(ConfiguredModule):
+    """Forgets to look whether its model exists."""
+
+    def configure_model(self) -> None:
+        self.model = None
+        super().configure_model()
+
+
 class CountingBlock(Block):
     """Its output depends on a buffer that every forward changes."""
 
@@ -270,6 +298,7 @@ class SwitchingModule(TokenModule):
 
 
 MODELS = {"sequential": SequentialModule, "tokens": TokenModule, "hybrid": HybridModule, "switching": SwitchingModule}
+MODELS |= {"configured": ConfiguredModule, "rebuilding": RebuildingModule}
 
 
 def dataset(model: str, size: int) -> torch.utils.data.Dataset:

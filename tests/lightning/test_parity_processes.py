@@ -36,6 +36,8 @@ def _cases(num_ranks: int) -> list[Case]:
         case("zb-v-hybrid", "hybrid", "zb-v", groups=True, clip=0.5, validate=True),
         case("zb-v-tied", "tokens", "zb-v", tied=True, clip=0.5),
         case("zb-v-bf16", "hybrid", "zb-v", "bf16-mixed"),
+        case("configured-zb-v", "configured", "zb-v", size=16, family="nemotron_h"),
+        case("configured-1f1b", "configured", "1f1b", size=16, family="gpt2"),
         case("zb-v-few", "tokens", "zb-v", accumulate=1, size=16, raw_positions=True),
     ]
 
@@ -51,6 +53,8 @@ def test_processes(num_ranks: int, tmp_path: Path):
         found[case.name] = differences(parts, plain)
         total = plain["own_bytes"]
         assert all(part["own_bytes"] < total for part in parts), f"{case.name}: a rank holds the whole model"
+        built = max(part["statistics"]["built_bytes"] for part in parts)
+        assert built < total if case.model == "configured" else built == total, f"{case.name}: building took {built} bytes"
         passes = sum(sum(part["statistics"]["passes"].values()) for part in parts)
         full, rest = divmod(case.size // case.batch_size, case.accumulate)
         per_microbatch = parts[0]["plan_passes"] // case.accumulate

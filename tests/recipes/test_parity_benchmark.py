@@ -45,7 +45,7 @@ def test_models_are_compared_and_refused(tmp_path):
 
 
 def test_a_broken_model_is_no_refusal(monkeypatch):
-    monkeypatch.setitem(parity.MODELS, "broken", lambda: parity.MODELS["llama"]().model)
+    monkeypatch.setitem(parity.MODELS, "broken", lambda: torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(8))))
     assert measure(_setting("broken"), {}).verdict == "failed"
 
 
