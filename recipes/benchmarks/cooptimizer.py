@@ -38,6 +38,7 @@ DEVICES, MICROBATCHES = (4, 8, 16), (16, 64, 256)
 DEVICES_OF_SIZE = {"small": 4, "medium": 8, "large": 16}
 """The pipeline that belongs to a size where one is enough: layers a device stay the same."""
 
+EXACT_SECONDS = 30.0
 PHASES = ("partition", "placement", "schedule")
 
 Row = dict[str, Any]
@@ -148,9 +149,9 @@ def _ablated(config: Configuration, num_devices: int, phases: tuple[str, ...], o
 def random_cases(options: Row) -> Iterator[Task]:
     """Heterogeneous cases: each trait alone, and drawn mixtures, against every schedule by name with each of our partitions."""
     for trait in Trait:
-        for seed in range(5):
+        for seed in range(3):
             yield f"{trait.value} {seed}", partial(_against_names, random_case(seed, trait), options)
-    for seed in range(100, 130):
+    for seed in range(100, 120):
         p, layers, m = ((2, 12, 6), (4, 24, 16), (4, 30, 8), (8, 48, 32), (8, 40, 12))[seed % 5]
         shape: Row = {"num_devices": p, "num_layers": layers, "num_microbatches": m, "memory": (0.8, 1.0, 1.5, 2.0)[seed % 4]}
         yield f"mixture {seed}", partial(_against_names, random_case(seed, **shape), options)
@@ -196,8 +197,8 @@ def _scaled(config: Configuration, kind: str, replicas: int, num_microbatches: i
 
 
 def generation(options: Row) -> Iterator[Task]:
-    """Seconds to a plan beside those of the exact solver, which orders the passes of ours only, one minute at most."""
-    for p, m in ((2, 2), (2, 4), (2, 8), (4, 4), (4, 8), (4, 16), (8, 16)):
+    """Seconds to a plan beside those of the exact solver, which orders the passes of ours only, half a minute at most."""
+    for p, m in ((2, 2), (2, 4), (2, 8), (4, 8), (8, 16)):
         yield f"P={p} m={m}", partial(_solved, p, m, options)
 
 
@@ -206,7 +207,13 @@ def _solved(num_devices: int, num_microbatches: int, options: Row) -> Row:
     plan, row = measured(costs, num_devices, num_microbatches, CAPACITY, **options)
     began = time.perf_counter()
     found = solve(
-        plan.placement, costs.chunks(plan.partition), costs, num_microbatches, plan.memory_limit, 60.0, warm_start=plan.schedule
+        plan.placement,
+        costs.chunks(plan.partition),
+        costs,
+        num_microbatches,
+        plan.memory_limit,
+        EXACT_SECONDS,
+        warm_start=plan.schedule,
     )
     exact = {"exact": found.value, "exact_bound": found.bound, "exact_seconds": time.perf_counter() - began}
     proved = found.status is PlanStatus.OPTIMAL

@@ -26,7 +26,7 @@ PAPER = {"s-1f1b": 1.34, "i-1f1b": 1.42, "zb": 1.34, "mist": 1.20}
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean, as the papers average speed-ups."""
     values = list(values)
-    return sum(values) / len(values) if values else float("nan")
+    return sum(values) / len(values)
 
 
 def speed_ups(rows: Iterable[Row], baseline: str, over: str = "ours") -> list[float]:
@@ -57,7 +57,8 @@ def summary(rows: list[Row]) -> list[str]:
     groups["devices that grow with the size"] = [r for r in rows if r["P"] == DEVICES_OF_SIZE[r["config"].rpartition("-")[2]]]
     lines = []
     for key, members in groups.items():
-        cells = [f"{mean(speed_ups(members, b)):.3f} ({mean(speed_ups(members, b, 'floor')):.3f})" for b in BASELINES]
+        pairs = [(speed_ups(members, b), speed_ups(members, b, "floor")) for b in BASELINES]
+        cells = [f"{mean(ours):.3f} ({mean(most):.3f})" if ours else "-" for ours, most in pairs]
         least = min(best_baseline(row) / row["ours"] for row in members)
         lines.append([key, str(len(members)), *cells, f"{least:.4f}"])
     paper = ["the paper", "", *(f"{PAPER[b]:.2f}" if b in PAPER else "" for b in BASELINES), ""]
@@ -74,7 +75,7 @@ def each(rows: list[Row]) -> list[str]:
         lines.append(
             [
                 row["config"], str(row["tokens"]), str(row["P"]), str(row["m"]), *times, f"{1e3 * row['ours']:.1f}",
-                f"{best / row['ours']:.3f}", f"{100 * (row['ours'] / row['floor'] - 1):.1f} %", f"{row['seconds']:.1f}",
+                f"{best / row['ours']:.3f}", f"{abs(100 * (row['ours'] / row['floor'] - 1)):.1f} %", f"{row['seconds']:.1f}",
                 f"{row['peak'] / 1e9:.0f}", "/".join(peaks),
                 " ".join(map(str, row["chunks"])),
             ]
