@@ -35,6 +35,7 @@ from lightning_zb.model.ownership import move_to, take_ownership
 from lightning_zb.model.randomness import RandomStreams
 from lightning_zb.model.runner import StepRunner
 from lightning_zb.model.sharing import parameters_of_chunks
+from lightning_zb.model.side_channels import AttributeList
 from lightning_zb.model.stubs import PrologueStubs
 from lightning_zb.model.windows import Window, windows
 from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks
@@ -58,6 +59,7 @@ class PipelineOptions:
     virtual_devices: int | None
     check_data_steps: int
     timeout: timedelta
+    side_channels: tuple[str, ...] = ()
 
 
 class Pipeline:
@@ -101,7 +103,9 @@ class Pipeline:
         self.replicas, self._peers = replicas, peers
         self.device, self.request, self._timeout = device, options.plan, options.timeout
         self._lay_out(chosen.plan)
-        self._interception = Interception(self.stack, RandomStreams(broadcast(_run_seed()) + replicas.replica, device))
+        streams = RandomStreams(broadcast(_run_seed()) + replicas.replica, device)
+        gathered = tuple(AttributeList(module, path) for path in options.side_channels)
+        self._interception = Interception(self.stack, streams, gathered)
         self.ownership = take_ownership(module, self.stack, self._own_windows())
         self._built_bytes = self.ownership.total_bytes
         if deferred is not None and deferred.has_recorded:

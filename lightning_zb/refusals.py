@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWei
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.distributed.tensor import DTensor
 
 
 def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
@@ -46,6 +47,12 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
 
 
 def _check_model(module: pl.LightningModule) -> None:
+    for name, p in module.named_parameters():
+        if isinstance(p, DTensor):
+            raise ValueError(
+                f'parameter "{name}" is spread over a device mesh (tensor, expert or FSDP sharding), which '
+                "chunks of a pipeline cannot be yet; leave parameters whole; data_parallel_size makes replicas of the pipeline"
+            )
     for m in module.modules():
         if getattr(getattr(m, "config", None), "is_encoder_decoder", False):
             raise ValueError(

@@ -46,6 +46,8 @@ class ZeroBubbleStrategy(PipelineCommunication):
         memory_budget: activation memory of a device: a multiple of what one microbatch of the whole model holds, a size
             such as `"40GiB"` for everything on the device, a list with one entry a device, or None for what is left.
         layers: dotted path of the container that holds the layers, or several paths; None to find it.
+        side_channels: dotted name of a list, or of several, that layers append to and the step empties before they run
+            (auxiliary losses): its entries travel along. What Hugging Face models gather needs no name.
         partition: layers to chunks: `"even"`, `"balanced"`, or the number of layers of each chunk; None: what `auto` finds
             best, even for a schedule by name.
         costs: path of a costs file (as `lightning-zb profile` writes); None to assume costs from parameter counts.
@@ -70,6 +72,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
         schedule: str = "zb-v",
         memory_budget: float | str | Sequence[float | str] | None = None,
         layers: str | Sequence[str] | None = None,
+        side_channels: str | Sequence[str] = (),
         partition: str | Sequence[int] | None = None,
         costs: str | Path | None = None,
         post_validation: str = "auto",
@@ -94,6 +97,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
             virtual_devices=virtual_devices,
             check_data_steps=check_data_steps,
             timeout=timedelta(seconds=timeout_seconds),
+            side_channels=(side_channels,) if isinstance(side_channels, str) else tuple(side_channels),
         )
         if data not in ("read", "broadcast"):
             raise ValueError(f'data={data!r} is unknown; write "read" or "broadcast"')

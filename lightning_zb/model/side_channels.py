@@ -31,7 +31,13 @@ class AttributeList:
 
     def __init__(self, module: nn.Module, path: str) -> None:
         owner, _, name = path.rpartition(".")
-        self._owner, self._name, self._path = module.get_submodule(owner), name, path
+        try:
+            self._owner, self._name, self._path = module.get_submodule(owner), name, path
+        except AttributeError as error:
+            raise ValueError(
+                f'side_channels="{path}": {type(module).__name__} has no module "{owner}"; '
+                'write the dotted name of the list, for example "model.aux_losses"'
+            ) from error
 
     def lists(self) -> dict[str, list[Any]]:
         value = getattr(self._owner, self._name, None)

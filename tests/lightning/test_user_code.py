@@ -1,0 +1,169 @@
+"""What user code sees while microbatches are queued, and modules off the beaten track, against the plain Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from lightning_zb import ZeroBubbleStrategy
+from tests.lightning.models import Block, TokenModule, dataset
+
+_ACCUMULATE, _NUM_BATCHES, _NUM_CHUNKS = 3, 6, 4
+
+
+def _fit(module: L.LightningModule, strategy: Any = None, **options: Any) -> L.Trainer:
+    if strategy is None:
+        strategy = ZeroBubbleStrategy("zb-v", virtual_devices=2, **options)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, strategy=strategy, accumulate_grad_batches=_ACCUMULATE, max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(dataset("tokens", 2 * _NUM_BATCHES), batch_size=2))
+    return trainer
+
+
+def _assert_bitwise(make, **options: Any) -> tuple[L.LightningModule, L.Trainer]:
+    modules = []
+    for strategy in ("auto", None):
+        L.seed_everything(5, verbose=False)
+        modules.append(make())
+        trainer = _fit(modules[-1], strategy, **({} if strategy else options))
+    plain, split = (dict(m.named_parameters()) for m in modules)
+    assert plain.keys() == split.keys()
+    assert [n for n, p in plain.items() if not torch.equal(p, split[n])] == []
+    return modules[1], trainer
+
+
+class Watching(TokenModule):
+    """Writes down what its hooks see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+        self.calls = 0
+        self.outputs: list[float] = []
+        self.indices: list[int] = []
+        self.gradients: list[bool] = []
+
+    def training_step(self, batch, batch_idx):
+        self.calls += 1
+        loss = self.loss(batch)
+        self.steps.append(batch_idx)
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        self.outputs.append(float(outputs["loss"]))
+        self.indices.append(batch_idx)
+
+    def on_after_backward(self) -> None:
+        self.gradients.append(any(p.grad is not None for p in self.parameters()))
+
+
+def test_hooks_while_microbatches_are_queued():
+    """Batch by batch they run as ever; losses and gradients come with the last microbatch of a group."""
+    L.seed_everything(5, verbose=False)
+    plain = Watching()
+    _fit(plain, "auto")
+    L.seed_everything(5, verbose=False)
+    split = Watching()
+    _fit(split)
+    assert split.indices == plain.indices == list(range(_NUM_BATCHES))
+    assert sorted(split.steps) == plain.steps  # each microbatch with its own batch_idx, in the schedule's order
+    ends = [j % _ACCUMULATE == _ACCUMULATE - 1 for j in range(_NUM_BATCHES)]
+    assert split.outputs == [loss if end else 0.0 for loss, end in zip(plain.outputs, ends, strict=True)]
+    assert split.gradients == ends
+    assert plain.gradients == [True] * _NUM_BATCHES
+
+
+def test_code_before_the_layers_runs_once_a_chunk():
+    module = Watching()
+    _fit(module)
+    assert module.calls == _NUM_CHUNKS * _NUM_BATCHES
+    assert len(module.steps) == _NUM_BATCHES  # what comes after the layers runs once
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer and a trained update of rank 2, as LoRA adds it."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.a, self.b = nn.Linear(inner.in_features, 2, bias=False), nn.Linear(2, inner.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.inner(x) + self.b(self.a(x))
+
+
+class LowRank(TokenModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        for layer in self.net.layers:
+            layer.qkv, layer.up = Adapted(layer.qkv), Adapted(layer.up)
+
+
+def test_low_rank_adapters_on_a_frozen_model():
+    module, _ = _assert_bitwise(LowRank)
+    assert sum(p.requires_grad for p in module.parameters()) == 4 * len(module.net.layers)
+    assert all(p.grad is None for p in module.parameters() if not p.requires_grad)
+
+
+class Fused(TokenModule):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3, fused=True)
+
+
+@pytest.mark.parametrize("post_validation", ["exact", "off"])
+def test_fused_optimizer(post_validation):
+    _assert_bitwise(Fused, post_validation=post_validation)
+
+
+class GatheringBlock(Block):
+    def forward(self, x):
+        x = super().forward(x)
+        self.gathered.append(x.square().mean())
+        return x
+
+
+class Gathering(TokenModule):
+    """Its loss multiplies what all layers gathered, so it is no sum over layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.net.layers:
+            layer.__class__ = GatheringBlock
+
+    def loss(self, batch):
+        self.net.gathered = []
+        for layer in self.net.layers:
+            layer.gathered = self.net.gathered
+        loss = super().loss(batch)
+        assert len(self.net.gathered) == len(self.net.layers)
+        return loss + 1e-2 * torch.stack(self.net.gathered).prod().log()
+
+
+def test_auxiliary_losses_in_a_list_of_the_users():
+    _assert_bitwise(Gathering, side_channels="net.gathered")
+    with pytest.raises(ValueError, match=r'side_channels="body.gathered": Gathering has no module "body"'):
+        _fit(Gathering(), side_channels="body.gathered")
+
+
+def test_sharded_parameters_are_refused():
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        module = TokenModule()
+        mesh = DeviceMesh("cpu", [0])
+        weight = module.net.layers[2].up.weight
+        module.net.layers[2].up.weight = nn.Parameter(DTensor.from_local(weight.detach(), mesh, [Replicate()]))
+        with pytest.raises(ValueError, match=r'parameter "net.layers.2.up.weight" is spread over a device mesh'):
+            _fit(module)
+    finally:
+        torch.distributed.destroy_process_group()
