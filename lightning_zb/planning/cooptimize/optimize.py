@@ -35,6 +35,7 @@ DEFAULT_EFFORT = 28
 """Work units; of the search for the order of passes; a third as many go to layouts before."""
 
 _PASSES_PER_UNIT = 700_000  # placed by the quick schedules of layouts, whose bounds and tables cost as much again
+_PASSES_TO_TRY = 6_000  # of one chunk a device, over the layouts that get a first look
 _NUM_CLIMBS = 3
 _NUM_FINALISTS = 4
 
@@ -96,7 +97,7 @@ def cooptimize(
         top = climb.explore(top, begun + share)
     reason = _reason(starts[0], top, loads.floor * num_microbatches)
     if Phase.SCHEDULE in chosen:
-        finalists = [_candidate(s.layout, scorer, seed) for s in scorer.best(_NUM_FINALISTS)]
+        finalists = _finalists(scorer, seed)
         winner = find_best(finalists, effort, deadline, warm=False)
         plan = _assemble(scorer, winner.problem, winner.partition, winner.searcher.result().schedule, started, reason)
         for _, layout, schedule in rivals([*layouts, top.layout], scorer, value_of(plan, objective)):
@@ -127,6 +128,15 @@ def _problem(layout: Layout, scorer: Scorer) -> Problem:
     problem = scorer.problem(layout)
     assert problem is not None  # layouts that do not fit have no score
     return problem
+
+
+def _finalists(scorer: Scorer, seed: int) -> list[Candidate]:
+    """The layouts that the search for the order goes on with: the best at a first look at several, more of small problems."""
+    size = 3 * scorer.num_microbatches * scorer.num_devices
+    tried = [_candidate(s.layout, scorer, seed) for s in scorer.best(max(_NUM_FINALISTS, min(256, _PASSES_TO_TRY // size)))]
+    for candidate in tried:
+        candidate.searcher.begin()
+    return sorted(tried, key=lambda candidate: candidate.searcher.value)[:_NUM_FINALISTS]
 
 
 def _candidate(layout: Layout, scorer: Scorer, seed: int) -> Candidate:

@@ -6,6 +6,7 @@ with the work of the busiest device. Everything is deterministic, and its effort
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -126,13 +127,16 @@ class Scorer:
         self._known[layout] = score
         return score
 
-    def best(self, count: int) -> list[Score]:
-        """The layouts of least estimate, one for each placement."""
+    def best(self, count: int, of_a_placement: int = 4) -> list[Score]:
+        """The layouts of least estimate, no more than some of each placement."""
         known = [score for score in self._known.values() if score is not None]
-        distinct: dict[tuple[int, ...], Score] = {}
+        taken: Counter[tuple[int, ...]] = Counter()
+        best = []
         for score in sorted(known, key=lambda score: (score.estimate, score.bound)):
-            distinct.setdefault(score.layout.devices, score)
-        return list(distinct.values())[:count]
+            taken[score.layout.devices] += 1
+            if taken[score.layout.devices] <= of_a_placement:
+                best.append(score)
+        return best[:count]
 
     def _work(self, problem: Problem) -> np.ndarray:
         work = np.bincount(problem.placement.devices, [least_work(c) for c in problem.chunk_costs], minlength=self.num_devices)

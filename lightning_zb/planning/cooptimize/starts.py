@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from itertools import combinations, product
+from math import comb
 
 import numpy as np
 
 from lightning_zb.planning.cooptimize.balancing import Loads, balance, level
 from lightning_zb.planning.cooptimize.cut_rules import CutRules
-from lightning_zb.planning.cooptimize.layout import Layout, layout_of
+from lightning_zb.planning.cooptimize.layout import Layout, layout_of, tidy
 from lightning_zb.planning.cooptimize.phases import Phase
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.partitioning import make_partition
 from lightning_zb.planning.placement import Placement, cyclic, wave
 
+_FEW_LAYOUTS = 1_000  # of a problem so small that all are scored
 MOST_CHUNKS_PER_DEVICE = 8  # more transfers than that never paid at the costs of the papers
 
 
@@ -53,6 +56,8 @@ def starting_layouts(
         placements = known_placements(num_devices, len(costs.layers))
     else:
         placements = {"sequential": cyclic(num_devices)}
+    if placement is None and phases >= {Phase.PARTITION, Phase.PLACEMENT}:
+        yield from _all_layouts(loads, rules)
     for where in placements.values():
         for spec in ("even", "balanced") if Phase.PARTITION in phases else ("even",):
             try:
@@ -66,3 +71,17 @@ def starting_layouts(
             if balanced is not None and rules.allows(balanced.partition):
                 yield balanced
                 yield level(loads, balanced, stream)
+
+
+def _all_layouts(loads: Loads, rules: CutRules) -> Iterator[Layout]:
+    """Every layout of so many chunks that there are few; none where even one chunk a device leaves too many."""
+    num_devices, num_items, left = len(loads.speed), loads.num_items, _FEW_LAYOUTS
+    for num_chunks in range(num_devices, num_items + 1):
+        left -= comb(num_items - 1, num_chunks - 1) * num_devices**num_chunks
+        if left < 0:
+            return
+        for inner in combinations(range(1, num_items), num_chunks - 1):
+            for devices in product(range(num_devices), repeat=num_chunks):
+                layout = tidy((0, *inner, num_items), devices, num_devices)
+                if layout is not None and rules.allows(layout.partition):
+                    yield layout
