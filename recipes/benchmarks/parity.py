@@ -207,7 +207,8 @@ def table(cells: Sequence[Cell], precision: str, processes: bool) -> list[str]:
             sentences.setdefault(f"{setting.model}, {cell.verdict}: {cell.detail}", set()).add(
                 f"{setting.schedule} P={setting.devices}"
             )
-    return [*lines, "", *(f"- {text} ({', '.join(sorted(where))})" for text, where in sentences.items()), ""]
+    listed = [f"- {text} ({', '.join(sorted(where))})" for text, where in sentences.items()]
+    return [*lines, "", *listed, *([""] if listed else [])]
 
 
 def report(cells: Sequence[Cell], command: str) -> str:
