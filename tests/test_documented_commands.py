@@ -32,6 +32,7 @@ LIMITS: dict[str, str | None] = {
     "python recipes/train.py -m search=optuna": f"{FEW_STEPS} hydra.sweeper.n_trials=1",
     "python recipes/finetune.py": FEW_STEPS,
     "python recipes/plan.py": "effort=1",
+    "python -m recipes.costs": "",
     "python -m recipes.summary": "",
     "python -m recipes.sweep": "",
     "torchrun --standalone --nproc-per-node=2 recipes/train.py": FEW_STEPS,
