@@ -162,7 +162,7 @@ def test_the_recipe_keeps_every_budget_and_waits_less_with_more(tmp_path: Path):
     measured = None
     for budget in budgets:
         folder = tmp_path / str(budget)
-        options = ["compare=null", "threads=1", "trainer.max_steps=18", f"strategy.memory_budget={budget}"]
+        options = ["compare=null", "threads=1", "trainer.max_steps=26", f"strategy.memory_budget={budget}"]
         command = ["timeout", "-k", "1", "200", sys.executable, "recipes/train.py", f"hydra.run.dir={folder}", *options]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         job = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
