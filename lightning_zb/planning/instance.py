@@ -88,17 +88,9 @@ def build_instance(
         limits: activation bytes of each device; None for no limit.
     """
     owner = placement.devices
-    chunks = [placement.chunks_of(d) for d in range(placement.num_devices)]
-    duration = np.array(
-        [
-            [seconds / costs.speed(d) for seconds, d in zip(row, owner, strict=True)]
-            for row in (
-                [c.forward for c in chunk_costs],
-                [c.backward_input for c in chunk_costs],
-                [c.backward_weight for c in chunk_costs],
-            )
-        ]
-    )
+    chunks = placement.chunks_by_device()
+    seconds = [[c.forward, c.backward_input, c.backward_weight] for c in chunk_costs]
+    duration = np.ascontiguousarray((np.array(seconds) / np.array([[costs.speed(d)] for d in owner])).T)
     lag = np.zeros((2, len(owner)))
     for c in range(1, len(owner)):
         payload = chunk_costs[c - 1].output_bytes

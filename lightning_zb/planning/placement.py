@@ -33,6 +33,13 @@ class Placement:
         """The chunks of a device, in model order."""
         return tuple(chunk for chunk, owner in enumerate(self.devices) if owner == device)
 
+    def chunks_by_device(self) -> list[list[int]]:
+        """`chunks_of` for every device, in one go."""
+        chunks: list[list[int]] = [[] for _ in range(self.num_devices)]
+        for chunk, owner in enumerate(self.devices):
+            chunks[owner].append(chunk)
+        return chunks
+
 
 def cyclic(num_devices: int, chunks_per_device: int = 1) -> Placement:
     """Chunk c on device c mod P; with one chunk per device the plain sequential pipeline."""

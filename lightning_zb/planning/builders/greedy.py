@@ -88,9 +88,9 @@ def smallest_limits(problem: Problem) -> tuple[float, ...]:
     which is freed at once. Running microbatches one after the other needs no more.
     """
     result = []
-    for device in range(problem.placement.num_devices):
+    for chunks in problem.placement.chunks_by_device():
         held, peak = 0.0, 0.0
-        for chunk in problem.placement.chunks_of(device):
+        for chunk in chunks:
             cost = problem.chunk_costs[chunk]
             peak = max(peak, held + cost.weight_stash_bytes)
             held += cost.activation_bytes
@@ -101,7 +101,7 @@ def smallest_limits(problem: Problem) -> tuple[float, ...]:
 def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[Integers, Integers]:
     """One list schedule, as flat arrays (`PassTable.encode`)."""
     placement, m = problem.placement, problem.num_microbatches
-    offsets = np.cumsum([0] + [3 * m * len(placement.chunks_of(d)) for d in range(placement.num_devices)])
+    offsets = np.cumsum([0] + [3 * m * len(chunks) for chunks in placement.chunks_by_device()])
     lead = np.zeros(0, dtype=np.int64)
     lead_lengths = np.zeros(placement.num_devices, dtype=np.int64)
     if choices.resolution:
