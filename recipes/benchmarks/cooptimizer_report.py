@@ -15,6 +15,7 @@ from typing import Any
 
 from recipes.benchmarks import cooptimizer_pictures as pictures
 from recipes.benchmarks.cooptimizer import DEVICES_OF_SIZE
+from recipes.benchmarks.fidelity import table as fidelity
 
 Row = dict[str, Any]
 
@@ -168,6 +169,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], list[str]]]] = {
     "sequence": ("Sequence lengths: Nemotron-H (large), P=8, m=64", sequence),
     "scaling": ("Strong and weak scaling: Nemotron-H (large), pipelines of 8", scaling),
     "generation": ("Generation time against the exact solver: Gemma (small)", generation),
+    "fidelity": ("Fidelity: real runs on layers of known times", fidelity),
 }
 
 

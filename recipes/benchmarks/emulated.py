@@ -1,4 +1,5 @@
-"""A module whose layers take known times for F, B and W, by sleeping, so that a small machine can time a pipeline."""
+"""A module whose layers take known times for F, B and W, by sleeping, and hold known bytes, so that a small machine can time a
+pipeline and count its memory."""
 
 from __future__ import annotations
 
@@ -28,36 +29,42 @@ def sleep_until(end: float) -> None:
 
 
 class _Emulated(torch.autograd.Function):
-    """Identity; takes its time in F and B, and leaves W work that takes its time and adds nothing to a gradient."""
+    """Identity; takes its time in F and B, and leaves W work that takes its time and adds nothing to a gradient.
+
+    From F to B it holds its bytes, and from B to W those of them that W needs.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: EmulatedLayer) -> Tensor:
         ctx.layer, ctx.recorder = layer, entry_points._Active.recorder
+        for_weights, for_input = layer.held
+        ctx.save_for_backward(*(x.new_empty(n) for n in (for_weights, for_input - for_weights)))
         sleep_until(time.perf_counter() + layer.seconds["F"])
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         layer, splits = ctx.layer, ctx.recorder is not None
+        for_weights, _ = ctx.saved_tensors
         sleep_until(time.perf_counter() + layer.seconds["B"] + (0.0 if splits else layer.seconds["W"]))
         if not splits:
             return gradient, torch.zeros_like(layer.weight), None
-        ctx.recorder.defer(WeightWork((layer.weight,), _work_on_weight, (layer,)))
+        ctx.recorder.defer(WeightWork((layer.weight,), _work_on_weight, (layer, for_weights)))
         return gradient, None, None
 
 
-def _work_on_weight(layer: EmulatedLayer) -> tuple[Tensor]:
+def _work_on_weight(layer: EmulatedLayer, _held: Tensor) -> tuple[Tensor]:
     sleep_until(time.perf_counter() + layer.seconds["W"])
     return (torch.zeros_like(layer.weight),)
 
 
 class EmulatedLayer(nn.Module):
-    """Args: seconds of F, B and W."""
+    """Args: seconds of F, B and W; floats held from B to W, and from F to B, for a microbatch."""
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, seconds: dict[str, float], held: tuple[int, int]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(WIDTH))
-        self.seconds = seconds
+        self.seconds, self.held = seconds, held
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -71,11 +78,13 @@ class EmulatedModule(L.LightningModule):
 
     Args:
         seconds: for each layer those of F, B and W.
+        held: for each layer the floats that it holds for a microbatch from B to W, and from F to B; None for none.
     """
 
-    def __init__(self, seconds: Sequence[tuple[float, float, float]]) -> None:
+    def __init__(self, seconds: Sequence[tuple[float, float, float]], held: Sequence[tuple[int, int]] | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EmulatedLayer(dict(zip("FBW", times, strict=True))) for times in seconds)
+        each = zip(seconds, held or [(0, 0)] * len(seconds), strict=True)
+        self.layers = nn.ModuleList(EmulatedLayer(dict(zip("FBW", times, strict=True)), floats) for times, floats in each)
         self.head = nn.Linear(WIDTH, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
