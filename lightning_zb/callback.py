@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_zb import device_memory
@@ -22,10 +21,9 @@ from lightning_zb.drift import find_drift
 from lightning_zb.execution.statistics import STEP_COUNTERS
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
-from lightning_zb.planning.budget import format_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, repriced, step_seconds
+from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, go_back, repriced, step_seconds
 
 
 @unique
@@ -51,7 +49,8 @@ class ZeroBubbleCallback(pl.Callback):
         profile_steps: first step to measure and the first not to; None to measure nothing. The first of them counts bytes,
             the others take times.
         replan: what a new plan may change: `"off"`, `"order"`, `"partition"` or `"placement"`. Order is free; the
-            others move parameters and optimizer state between devices once.
+            others move parameters and optimizer state between devices once. None: the placement where the strategy's
+            schedule is `"auto"` and its partition is not given, else the order.
         check_every: steps between checks for drift; 0 for none.
         drift_tolerance: share by which a chunk's measured seconds may leave those planned with.
         min_gain: share of a step's time that a new plan must save.
@@ -63,7 +62,7 @@ class ZeroBubbleCallback(pl.Callback):
     def __init__(
         self,
         profile_steps: tuple[int, int] | None = (4, 13),
-        replan: str | Replan = Replan.ORDER,
+        replan: str | Replan | None = None,
         check_every: int = 200,
         drift_tolerance: float = 0.15,
         min_gain: float = 0.01,
@@ -74,7 +73,7 @@ class ZeroBubbleCallback(pl.Callback):
         if profile_steps is not None and profile_steps[1] - profile_steps[0] < 2:
             raise ValueError(f"profile_steps={profile_steps} must hold two steps at least: one counts bytes, one takes times")
         try:
-            self.replan = Replan(replan)
+            self._replan = None if replan is None else Replan(replan)
         except ValueError:
             raise ValueError(f"replan={replan!r}; write one of {', '.join(repr(r.value) for r in Replan)}") from None
         self.profile_steps, self.check_every, self.report = profile_steps, check_every, report
@@ -98,14 +97,20 @@ class ZeroBubbleCallback(pl.Callback):
         self._next_check = 0
         self._measured_plan: Plan | None = None
         self._priced: Plan | None = None  # on rank 0 the running plan with the costs measured last
+        self._replaced: tuple[Plan, float] | None = None  # on rank 0 the plan before this one, and the seconds of its step
         self._recent: deque[float] = deque(maxlen=50)
         self._peak_bytes = 0.0
         self._has_exceeded = False
 
     @property
-    def plans_again(self) -> bool:
-        """Whether the first plan gives way to one with measured costs."""
-        return self.profile_steps is not None and self.replan is not Replan.OFF
+    def replan(self) -> Replan:
+        """What a plan with measured costs may change; nothing where nothing is measured. Settled once a run is set up."""
+        if self.profile_steps is None:
+            return Replan.OFF
+        if self._replan is not None:
+            return self._replan
+        is_free = self._request.get("schedule") == "auto" and self._request.get("partition") in (None, "auto")
+        return Replan.PLACEMENT if is_free else Replan.ORDER
 
     # -- Lightning's calls -----------------------------------------------------------------------------------------
 
@@ -238,7 +243,8 @@ class ZeroBubbleCallback(pl.Callback):
                     f"zero_bubble, step {trainer.global_step}: a step takes {took:.4g} s, {predicted:.4g} s were predicted"
                 )
             self._check_memory(pipeline.plan)
-            self._report(trainer, pipeline.plan)
+            if not self._has_gone_back(trainer, pipeline):
+                self._report(trainer, pipeline.plan)
             return
         budget = device_memory.settled_budget(pipeline, profile)
         think = None
@@ -263,6 +269,16 @@ class ZeroBubbleCallback(pl.Callback):
     def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
         """Run the plan that was decided on from the next step on."""
         self._deliberation = None
+        if self._priced is not None and self.profile is not None and self.profile.timeline is not None:
+            self._replaced = self._priced, self.profile.timeline.makespan
+        self._follow(trainer, pipeline, decision)
+        if decision.change == "nothing":
+            self._report(trainer, decision.plan)
+        else:  # what was measured is not of the plan that runs now
+            self._start(_Purpose.VERIFY, trainer, pipeline, _NUM_VERIFY_STEPS)
+
+    def _follow(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
+        """Switch, and remember why."""
         self.decisions.append(LoggedDecision(trainer.global_step, decision.change, decision.reason, decision.seconds))
         rank_zero_info(
             f"zero_bubble, step {trainer.global_step}: {decision.reason} (rank 0 planned for {decision.seconds:.1f} s)"
@@ -271,10 +287,20 @@ class ZeroBubbleCallback(pl.Callback):
         self._measured_plan = decision.plan
         self._recent.clear()
         self._next_check = self._num_steps + self.check_every
-        if decision.change == "nothing":
-            self._report(trainer, decision.plan)
-        else:  # what was measured is not of the plan that runs now
-            self._start(_Purpose.VERIFY, trainer, pipeline, _NUM_VERIFY_STEPS)
+
+    def _has_gone_back(self, trainer: pl.Trainer, pipeline: Pipeline) -> bool:
+        """Whether the plan before runs again, since with this one steps take longer: costs may be measured in a bad moment."""
+        decision: Decision | None = None
+        timeline = None if self.profile is None else self.profile.timeline
+        if self._replaced is not None and timeline is not None and pipeline.channels is not None:  # else devices take turns
+            decision = go_back(pipeline.plan, timeline.makespan, *self._replaced)
+        decision = trainer.strategy.broadcast(decision)
+        if decision is None:
+            return False
+        self._replaced = self._priced = None
+        self._follow(trainer, pipeline, decision)
+        self._report(trainer, decision.plan)
+        return True
 
     def _has_drifted(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> bool:
         """Whether a chunk takes longer or shorter than planned; on rank 0 says which."""
@@ -291,17 +317,10 @@ class ZeroBubbleCallback(pl.Callback):
 
     def _check_memory(self, plan: Plan) -> None:
         """Compare the peaks measured last with the limit of the plan that ran; too much is reported at once."""
-        profile = self.profile
-        if profile is None:
-            return
-        self._peak_bytes = max(profile.peak_bytes)
-        for device, peak in enumerate(profile.peak_bytes):
-            if plan.memory_limit is not None and peak > plan.memory_limit[device]:
-                rank_zero_warn(
-                    f"device {device} held {format_bytes(peak)} of activations, more than the "
-                    f"{format_bytes(plan.memory_limit[device])} that its memory budget leaves; "
-                    f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
-                )
+        if self.profile is not None:
+            self._peak_bytes = max(self.profile.peak_bytes)
+            for sentence in device_memory.held_too_much(plan, self.profile.peak_bytes):
+                rank_zero_warn(sentence)
 
     def _watch_memory(self, pipeline: Pipeline) -> None:
         """Report once, on the rank it happens, that a device has allocated more than the size it was given."""
@@ -318,17 +337,14 @@ class ZeroBubbleCallback(pl.Callback):
             return
         if self._num_steps % max(1, trainer.log_every_n_steps // max(1, trainer.accumulate_grad_batches)):
             return
-        plan = self._measured_plan
         measured = statistics.median(self._recent)
-        ideal = plan.ideal_seconds
+        ideal = self._measured_plan.ideal_seconds
         metrics = {
             "zb/bubble_rate": (measured - ideal) / measured,
-            "zb/step_time_predicted": step_seconds(_runs_ahead(pipeline))(plan),
+            "zb/step_time_predicted": step_seconds(_runs_ahead(pipeline))(self._measured_plan),
             "zb/step_time_measured": measured,
             **{f"zb/{counter}": float(pipeline.statistics[counter]) for counter in STEP_COUNTERS},
-            "zb/peak_memory": self._peak_bytes
-            if pipeline.device.type != "cuda"
-            else float(torch.cuda.max_memory_allocated(pipeline.device)),
+            "zb/peak_memory": device_memory.allocated_peak(pipeline.device) or self._peak_bytes,
         }
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, workspace_bytes
+from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.registry import ScheduleSpec, find_schedule
 from lightning_zb.profile_window import Profile
 
@@ -23,6 +25,11 @@ def free_bytes(device: torch.device) -> float | None:
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return (1 - RESERVE) * (free + unused)
+
+
+def allocated_peak(device: torch.device) -> float | None:
+    """The most bytes that this process had allocated on a device; None where it does not tell (CPU)."""
+    return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
 
 
 def excess(pipeline: Pipeline) -> str | None:
@@ -42,6 +49,17 @@ def excess(pipeline: Pipeline) -> str | None:
         f"device {device} allocated {format_bytes(allocated)} in all, more than its memory_budget {entry!r}: "
         "something beside the pipeline allocates there, or its layers have not been measured yet"
     )
+
+
+def held_too_much(plan: Plan, peak_bytes: Sequence[float]) -> Iterator[str]:
+    """A sentence for each device whose measured peak of activations is above the limit of the plan that ran."""
+    for device, peak in enumerate(peak_bytes):
+        if plan.memory_limit is not None and peak > plan.memory_limit[device]:
+            yield (
+                f"device {device} held {format_bytes(peak)} of activations, more than the "
+                f"{format_bytes(plan.memory_limit[device])} that its memory budget leaves; "
+                f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
+            )
 
 
 def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:

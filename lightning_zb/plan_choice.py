@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import SearchSpec, find_schedule
+from lightning_zb.replanning import Replan
 
 _CAUTION = 0.5
 """Share of the memory budget to plan with before bytes are measured; assumed ones may be wrong by a factor."""
 _SEARCH_SECONDS = 10.0
 """How long a schedule that searches may take at the start, while the other processes wait."""
+_UNTIL_MEASURED = "zb-v"
+"""What runs instead of a search that would begin again once layers are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +34,15 @@ class PlanRequest:
     """What the user asked for; see `ZeroBubbleStrategy` for the first four fields.
 
     Args:
-        is_provisional: whether layers will be measured and planned with again, so that the first plan must be safe
-            rather than good.
+        replan: what may change once layers are measured. If anything, the first plan must be safe rather than good; if
+            everything, a search waits until then.
     """
 
     schedule: str
     memory_budget: Any
     partition: Any
     costs: str | Path | None
-    is_provisional: bool = False
+    replan: Replan = Replan.OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,16 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
         plan = read_plan(request.schedule)
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
+    spec = find_schedule(request.schedule)
+    if request.costs is None and request.replan is Replan.PLACEMENT and isinstance(spec, SearchSpec):
+        try:
+            return _make(replace(request, schedule=_UNTIL_MEASURED), module, stack, num_devices, num_microbatches)
+        except ValueError:  # too few layers, or too little memory: the search may find something all the same
+            pass
+    return _make(request, module, stack, num_devices, num_microbatches)
+
+
+def _make(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int) -> ChosenPlan:
     budget = request.memory_budget
     spec = find_schedule(request.schedule)
 
@@ -103,9 +116,9 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
         takes_budgets = isinstance(spec, SearchSpec) or spec.own_budget is None
-        if request.is_provisional and isinstance(spec, SearchSpec) and budget is None:
+        if isinstance(spec, SearchSpec) and budget is None:
             chosen = make(costs, 1.0)  # what is left is known once bytes are
-        elif takes_budgets and (needs_bytes(budget) or (request.is_provisional and budget is not None)):
+        elif takes_budgets and (needs_bytes(budget) or (request.replan is not Replan.OFF and budget is not None)):
             chosen = _cautious(partial(make, costs), budget)
             source += f", memory_budget={budget!r} counts in full once layers are measured"
         else:

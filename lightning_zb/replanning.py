@@ -6,14 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, unique
+from functools import cache
 
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
-from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule, known_schedules
+from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
 from lightning_zb.planning.timeline import predict
+
+_WORSE = 0.05
+"""Share by which a step must take longer than before for a new plan to be given up; steps vary by less."""
 
 
 @unique
@@ -98,14 +102,23 @@ def decide(
         budget: activation memory of each device.
         min_gain: the share of a step's time that a new plan must save.
         joins_ends: whether only placements with first and last chunk on one device will do.
-        seconds: for all of it; schedules that search share what is left, and no further one is tried once it is over.
+        seconds: for all of it but what an installation's first search compiles; schedules that search share what is left,
+            and no further one is tried once it is over.
         runs_ahead: whether devices begin a step before the others have ended the one before, so that the period counts
             instead of the makespan.
     """
+    if replan is Replan.PLACEMENT:
+        _compile()
     started = time.perf_counter()
     figure = step_seconds(runs_ahead)
     decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, started + seconds, figure)
     return replace(decision, seconds=time.perf_counter() - started)
+
+
+@cache
+def _compile() -> None:
+    """Load the search's compiled loops, once an installation compile them: tens of seconds that no plan should miss."""
+    make_plan(CostModel((LayerCost("", 1.0, 1.0, 1.0, 1.0, 1.0),) * 4), 2, 2, "auto", 1.0, effort=1)
 
 
 def _decide(
@@ -152,13 +165,31 @@ def _decide(
         found = f"{best.planner.name} would save {100 * gain:.1f} % of a step" if gain > 0 else "nothing faster was found"
         found += "".join(f"; not possible: {refusal}" for refusal in dict.fromkeys(refusals))
         return Decision(now, "nothing", f"{found}; the running plan stays")
-    what = "order"
-    if best.placement != now.placement:
-        what = "placement"
-    elif best.partition != now.partition:
-        what = "partition"
+    what = changed(now, best)
     why = "the running plan exceeds the memory limit" if over else f"saves {100 * gain:.1f} % of a step by prediction"
     return Decision(best, what, f"{best.planner.name}, new {what}: {why}")
+
+
+def go_back(running: Plan, took: float, before: Plan, took_before: float) -> Decision | None:
+    """Back to the plan before, where steps take longer with the new one: costs may have been measured in a bad moment.
+
+    Args:
+        running: the new plan.
+        took: seconds that its step was measured to take.
+        before: the plan before.
+        took_before: seconds of its step.
+    """
+    if took <= (1 + _WORSE) * took_before:
+        return None
+    reason = f"{before.planner.name} again: a step took {took_before:.4g} s with it, {took:.4g} s with {running.planner.name}"
+    return Decision(before, changed(running, before), reason)
+
+
+def changed(old: Plan, new: Plan) -> str:
+    """What is another in the new plan: "placement", "partition", or else "order"."""
+    if new.placement != old.placement:
+        return "placement"
+    return "partition" if new.partition != old.partition else "order"
 
 
 def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str, PartitionSpec | None, bool]]:
@@ -167,15 +198,15 @@ def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str,
     name = _orderer(schedule, now.planner.name)
     if replan is Replan.OFF:
         return
+    if replan is Replan.PLACEMENT:  # first, so that it has the time
+        yield "auto", None, False
     if name is not None:
         yield name, counts, True
     if replan in (Replan.PARTITION, Replan.PLACEMENT):
         for partition in ("balanced", "even"):
             yield name or schedule, partition, True
     if replan is Replan.PLACEMENT:
-        free = ["auto"] if "auto" in known_schedules() else ["zb-v", "zb", "wave-4"]
-        for other in dict.fromkeys([*free, "1f1b"]):
-            yield other, None if other == "auto" else "balanced", False
+        yield "1f1b", "balanced", False
 
 
 def _orderer(*names: str) -> str | None:

@@ -42,14 +42,15 @@ class ZeroBubbleStrategy(PipelineCommunication):
     plain single-process Trainer.
 
     Args:
-        schedule: a schedule's name (`zb-v`, `1f1b`, `auto`, ...), or the path of a plan file.
+        schedule: `"auto"` finds partition, placement and order together, once the first steps have measured the layers (they
+            run as zb-v); or a schedule's name (`zb-v`, `1f1b`, ...), or the path of a plan file.
         memory_budget: activation memory of a device: a multiple of what one microbatch of the whole model holds, a size
             such as `"40GiB"` for everything on the device, a list with one entry a device, or None for what is left.
         layers: dotted path of the container that holds the layers, or several paths; None to find it.
         side_channels: dotted name of a list, or of several, that layers append to and the step empties before they run
             (auxiliary losses): its entries travel along. What Hugging Face models gather needs no name.
         partition: layers to chunks: `"even"`, `"balanced"`, or the number of layers of each chunk; None: what `auto` finds
-            best, even for a schedule by name.
+            best, and even where the schedule was named.
         costs: path of a costs file (as `lightning-zb profile` writes); None to assume costs from parameter counts.
         post_validation: `"exact"` steps before the norm of the whole model is known and rolls back where it clips;
             `"auto"` does so while gradients are not clipped; `"inplace"` needs no copy but is not bitwise; `"off"` waits.
@@ -69,7 +70,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
 
     def __init__(
         self,
-        schedule: str = "zb-v",
+        schedule: str = "auto",
         memory_budget: float | str | Sequence[float | str] | None = None,
         layers: str | Sequence[str] | None = None,
         side_channels: str | Sequence[str] = (),
@@ -208,8 +209,8 @@ class ZeroBubbleStrategy(PipelineCommunication):
         refusals.check_trainer(trainer, self.lightning_module)
         if self._pipeline is None:
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            plans_again = any(isinstance(c, ZeroBubbleCallback) and c.plans_again for c in callbacks)
-            options = replace(self._options, plan=replace(self._options.plan, is_provisional=plans_again))
+            replan = next(c.replan for c in callbacks if isinstance(c, ZeroBubbleCallback))
+            options = replace(self._options, plan=replace(self._options.plan, replan=replan))
             self._pipeline = Pipeline(
                 options, self.lightning_module, self.replicas, self.peers, self.root_device, self.broadcast, self._deferred
             )

@@ -79,6 +79,7 @@ def profile_items(
         items = partition.chunks[chunk]
         totals = {part: usual(seconds.get((chunk, part)) or [0.0]) for part in (*PARTS, "BW")}
         divided = {part: _divided(items, part, totals[part], samples) for part in PARTS}
+        chunk_bytes = sum(sizes.get(i, (0.0, 0.0))[0] for i in items)
         shorter = totals["BW"] / (totals["B"] + totals["W"]) if totals["B"] + totals["W"] > 0.0 else 0.0
         for place, item in enumerate(items):
             name, role = roles[item]
@@ -95,7 +96,7 @@ def profile_items(
                 output_bytes=0.0 if role is LayerRole.EPILOGUE else float(counted.output_bytes.get(item, usual_output)),
                 role=role,
                 state_bytes=state_bytes,
-                workspace_bytes=_workspace(counted, chunk, sum(sizes.get(i, (0.0, 0.0))[0] for i in items)),
+                workspace_bytes=_workspace(counted, chunk, parameter_bytes, chunk_bytes),
                 backward=shorter * (backward_input + backward_weight) if totals["BW"] > 0.0 else None,
             )
             high = tuple(divided[part][place][1] for part in PARTS)
@@ -114,9 +115,16 @@ def _divided(
     return [(statistics.median(values) * total / known, _high(values) * total / known) for values in own]
 
 
-def _workspace(counted: LayerRecorder, chunk: int, parameter_bytes: float) -> dict[str, float]:
-    """What a chunk's passes hold only while they run: as measured, or what W is known to: a gradient of each parameter."""
-    return {"W": parameter_bytes} if counted.workspace is None else counted.workspace.of_chunk(chunk)
+def _workspace(counted: LayerRecorder, chunk: int, parameter_bytes: float, chunk_bytes: float) -> dict[str, float]:
+    """A layer's part of what its chunk's passes hold only while they run, as measured or as far as it is known.
+
+    W's, a gradient of each parameter above all, is divided as the parameters are.
+    """
+    if counted.workspace is None:
+        return {"W": parameter_bytes}
+    whole = counted.workspace.of_chunk(chunk)
+    share = parameter_bytes / chunk_bytes if chunk_bytes else 1.0
+    return {part: size * share if part == "W" else size for part, size in whole.items()}
 
 
 def _median(values: Sequence[int] | None) -> float:

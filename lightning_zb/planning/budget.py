@@ -63,7 +63,7 @@ def workspace_bytes(costs: CostModel, partition: Partition, placement: Placement
     """For each device the largest workspace of one pass."""
     workspace = [0.0] * placement.num_devices
     for layers, device in zip(partition.chunks, placement.devices, strict=True):
-        workspace[device] = max([workspace[device]] + [b for i in layers for b in costs.layers[i].workspace_bytes.values()])
+        workspace[device] = max(workspace[device], costs.workspace_bytes(layers))
     return tuple(workspace)
 
 

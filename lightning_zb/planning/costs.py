@@ -36,7 +36,8 @@ class LayerCost:
         output_bytes: what F sends to the next layer and B receives back.
         role: stacked layer, or prologue or epilogue.
         state_bytes: parameters, gradients, optimizer state and rollback copies together; None where not known.
-        workspace_bytes: what a pass holds only while it runs, by pass kind value (`"F"`, `"B"`, `"W"`).
+        workspace_bytes: what a pass holds only while it runs, by pass kind value (`"F"`, `"B"`, `"W"`). The layers of a
+            chunk follow each other in F and B, so that the largest counts, but W holds the gradients of all.
         backward: seconds of BW, which saves what splitting costs; None where it is B + W.
     """
 
@@ -167,6 +168,12 @@ class CostModel:
             state_bytes=sum(c.parameter_bytes if c.state_bytes is None else c.state_bytes for c in items),
             backward=None if all(c.backward is None for c in items) else sum(c.whole_backward for c in items),
         )
+
+    def workspace_bytes(self, layers: Sequence[int]) -> float:
+        """The most that one pass of a run of layers holds only while it runs; see `LayerCost`."""
+        parts = [self.layers[i].workspace_bytes for i in layers]
+        one = max((size for part in parts for kind, size in part.items() if kind != "W"), default=0.0)
+        return max(one, sum(part.get("W", 0.0) for part in parts))
 
     def chunks(self, partition: Partition) -> tuple[ChunkCost, ...]:
         return tuple(self.chunk(layers) for layers in partition.chunks)

@@ -39,7 +39,7 @@ def make_plan(
         memory_budget: a multiple of the activations of the whole model for one microbatch, a size such as `"40GiB"` for
             the whole device, a list of these, or None for the schedule's own default (no limit where it has none).
         partition: `"even"`, `"balanced"`, or the number of layers of each chunk; None (or `"auto"`): what `auto` finds best,
-            even for a schedule by name.
+            and even for other schedules.
         placement: the device of each chunk; None: the placement that belongs to the schedule.
         options: handed on to a schedule that searches, such as `auto` (objective, effort, seed, seconds).
 

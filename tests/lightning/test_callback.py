@@ -83,6 +83,24 @@ def test_ends_that_share_a_parameter_stay_on_one_device():
     assert decision.plan.placement.devices[0] == decision.plan.placement.devices[-1]
 
 
+def test_a_plan_that_turns_out_slower_is_given_up():
+    """After the steps that verify it, in processes of their own; devices of one process take turns and prove nothing."""
+    before, new = make_plan(EQUAL, 2, 8, "zb", 2.0), make_plan(EQUAL, 2, 8, "zb-v", 2.0)
+    for took, channels, expected in ((1.2, "some", before), (1.04, "some", new), (1.2, None, new)):
+        pipeline = SimpleNamespace(plan=new, channels=channels)
+        pipeline.switch = lambda plan, pipeline=pipeline: setattr(pipeline, "plan", plan)
+        trainer = SimpleNamespace(strategy=SimpleNamespace(broadcast=lambda value: value), global_step=9, loggers=[])
+        callback = lightning_zb.ZeroBubbleCallback()
+        callback._replaced = before, 1.0
+        callback.profile = SimpleNamespace(timeline=SimpleNamespace(makespan=took))
+        assert callback._has_gone_back(trainer, pipeline) is (expected is before)
+        assert pipeline.plan is expected
+        if expected is before:
+            (decision,) = callback.decisions
+            assert (decision.change, decision.step) == ("placement", 9)
+            assert decision.reason == "zb again: a step took 1 s with it, 1.2 s with zb-v"
+
+
 def test_drift_is_a_chunk_that_left_its_plan():
     plan = make_plan(EQUAL, 2, 8, "zb")
     seconds = {(c, part): 4.0 for c in (0, 1) for part in "FBW"}
@@ -321,12 +339,36 @@ def test_a_first_plan_keeps_clear_of_the_budget(budget, provisional: bool, limit
     """Assumed bytes: half the budget, or the least that runs."""
     module = MODELS["tokens"]()
     stack = find_layers(module, None)
-    request = PlanRequest(schedule="zb-v", memory_budget=budget, partition="even", costs=None, is_provisional=provisional)
+    replan = Replan.ORDER if provisional else Replan.OFF
+    request = PlanRequest(schedule="zb-v", memory_budget=budget, partition="even", costs=None, replan=replan)
     chosen = choose_plan(request, module, stack, 2, 8, lambda value: value, True).plan
     whole = chosen.costs.activation_bytes
     if limit is not None:
         assert chosen.memory_limit == (limit * whole, limit * whole)
     assert max(chosen.predicted.peak_bytes) <= (budget if isinstance(budget, float) else 1.0) * whole
+
+
+@pytest.mark.parametrize("replan", [Replan.OFF, Replan.ORDER, Replan.PLACEMENT])
+def test_a_search_that_may_begin_again_starts_as_zb_v(replan: Replan):
+    """Nothing is searched with assumed costs where a search with measured ones may change everything."""
+    module = MODELS["tokens"]()
+    request = PlanRequest(schedule="auto", memory_budget=None, partition=None, costs=None, replan=replan)
+    chosen = choose_plan(request, module, find_layers(module, None), 2, 8, lambda value: value, True).plan
+    assert chosen.planner.name == ("zb-v" if replan is Replan.PLACEMENT else "auto")
+    assert max(chosen.predicted.peak_bytes) <= chosen.costs.activation_bytes
+
+
+def test_what_a_new_plan_may_change_follows_from_what_was_asked_for():
+    for options, expected in (
+        ({}, Replan.PLACEMENT),
+        ({"partition": "even"}, Replan.ORDER),
+        ({"schedule": "zb-v"}, Replan.ORDER),
+    ):
+        callback = lightning_zb.ZeroBubbleCallback()
+        trainer = SimpleNamespace(strategy=lightning_zb.ZeroBubbleStrategy(**options))
+        callback.setup(trainer, None, "fit")
+        assert callback.replan is expected
+    assert lightning_zb.ZeroBubbleCallback(profile_steps=None, replan="placement").replan is Replan.OFF
 
 
 def test_a_search_is_told_how_long_it_may_take():

@@ -100,8 +100,7 @@ class Scorer:
     def _chunk(self, cut: tuple[int, int]) -> tuple[ChunkCost, float]:
         """What the items between two cuts cost together, and the largest workspace of one of their passes."""
         if cut not in self._chunks:
-            workspace = max((b for i in range(*cut) for b in self.costs.layers[i].workspace_bytes.values()), default=0.0)
-            self._chunks[cut] = self.costs.chunk(range(*cut)), workspace
+            self._chunks[cut] = self.costs.chunk(range(*cut)), self.costs.workspace_bytes(range(*cut))
         return self._chunks[cut]
 
     def score(self, layout: Layout, ceiling: float = np.inf) -> Score | None:
