@@ -192,13 +192,17 @@ class ZeroBubbleCallback(pl.Callback):
         self._log_metrics(trainer, pipeline)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        pipeline: Pipeline = trainer.strategy.pipeline  # type: ignore[attr-defined]
+        is_open = self._deliberation is not None
         if self._window is not None:
-            trainer.strategy.pipeline.record(None)  # type: ignore[attr-defined]
+            pipeline.record(None)
             self._window = None
-        if self._deliberation is not None:  # it came too late for this run; what was measured is written all the same
+            is_open |= self._purpose is _Purpose.VERIFY
+        if self._deliberation is not None:
             self._deliberation.close()
             self._deliberation = None
-            self._report(trainer, self._priced or trainer.strategy.pipeline.plan)  # type: ignore[attr-defined]
+        if is_open:  # it came too late for this run; what was measured is written all the same
+            self._report(trainer, self._priced or pipeline.plan)
 
     # -- windows ---------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planfile import read_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.profile_window import Profile
-from lightning_zb.replanning import Replan, decide, step_seconds
+from lightning_zb.replanning import Decision, Replan, decide, step_seconds
 from tests.lightning.models import MODELS, dataset
 from tests.lightning.processes import run_ranks
 
@@ -171,6 +171,17 @@ def test_too_much_memory_is_reported_at_once(tmp_path: Path):
         _fit(callback, strategy, tmp_path, 3)
 
 
+def test_a_run_that_ends_before_its_new_plan_is_verified_writes_what_it_measured(tmp_path: Path, monkeypatch):
+    new = lambda running, costs, *_: Decision(make_plan(costs, 2, 8, "zb-h1"), "placement", "told to")  # noqa: E731
+    monkeypatch.setattr(lightning_zb.callback, "decide", new)
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 3), background=False)
+    trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(schedule="zb-v", virtual_devices=2), tmp_path, 4)
+    assert trainer.strategy.plan.planner.name == "zb-h1"
+    written = tmp_path / "run" / "zero_bubble"
+    assert read_plan(written / "plan.json").planner.name == "zb-v"  # which was measured
+    assert "told to" in (written / "summary.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_the_recipe_keeps_every_budget_and_waits_less_with_more(tmp_path: Path):
@@ -180,7 +191,7 @@ def test_the_recipe_keeps_every_budget_and_waits_less_with_more(tmp_path: Path):
     measured = None
     for budget in budgets:
         folder = tmp_path / str(budget)
-        options = ["compare=null", "threads=1", "trainer.max_steps=26", f"strategy.memory_budget={budget}"]
+        options = ["compare=null", "threads=1", "trainer.max_steps=40", f"strategy.memory_budget={budget}"]
         command = ["timeout", "-k", "1", "200", sys.executable, "recipes/train.py", f"hydra.run.dir={folder}", *options]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         job = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -192,11 +203,11 @@ def test_the_recipe_keeps_every_budget_and_waits_less_with_more(tmp_path: Path):
         assert peaks == pytest.approx(plan.predicted.peak_bytes, rel=0.1)
         assert max(peaks) <= budget * plan.costs.activation_bytes
         measured = measured or plan.costs
-    bubbles = [make_plan(measured, 2, 8, "zb-v", budget).predicted.bubble_rate for budget in budgets]
-    print(bubbles)
-    # a list scheduler may miss with more memory what it found with less: .1583 after .1552 was seen
-    assert all(more <= less + 0.01 for less, more in pairwise(bubbles)), bubbles
-    assert bubbles[-1] < 0.75 * bubbles[0]
+    for schedule in ("auto", "zb-v"):
+        bubbles = [make_plan(measured, 2, 8, schedule, budget).predicted.bubble_rate for budget in budgets]
+        print(schedule, bubbles)
+        assert all(more <= less for less, more in pairwise(bubbles)), bubbles
+        assert bubbles[-1] < 0.75 * bubbles[0]
 
 
 @pytest.mark.slow
