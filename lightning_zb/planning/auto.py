@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders
-from lightning_zb.planning.budget import activation_limits, fits, infeasible, smaller_limits
+from lightning_zb.planning.budget import activation_limits, fits, infeasible
 from lightning_zb.planning.builders.blocks import ALL_SLOPES, block_schedules
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.less_memory import ladder
 from lightning_zb.planning.partitioning import make_partition
 from lightning_zb.planning.placement import Partition, Placement, cyclic, wave
 from lightning_zb.planning.plan import Plan, PlanStatus
@@ -191,9 +192,10 @@ def _try_less_memory(candidates: list[Candidate], best: Candidate, effort: int, 
         return best
     by_level: dict[float, list[Candidate]] = {}
     for candidate in candidates:
-        problem, whole = candidate.problem, candidate.problem.costs.activation_bytes
-        for level, limits in smaller_limits(problem.limits, smallest_limits(problem), whole):
-            by_level.setdefault(level, []).append(replace(candidate, problem=replace(problem, limits=limits)))
+        for level in ladder(candidate.problem, only_coarse=True):
+            if level.limits != candidate.problem.limits:
+                problem = replace(candidate.problem, limits=level.limits)
+                by_level.setdefault(level.budget, []).append(replace(candidate, problem=problem))
     for level in sorted(by_level, reverse=True):
         lower = [_searched(c.name, c.partition, c.problem, seed, best.searcher.objective) for c in by_level[level]]
         if min(c.searcher.bound.seconds for c in lower) >= best.searcher.value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.placement import Partition, Placement
@@ -92,32 +92,6 @@ def infeasible(
 def fits(needed: Sequence[float], limits: Sequence[float]) -> bool:
     """Whether every device stays within its limit, up to rounding of sums of bytes."""
     return all(need <= limit + 1e-9 * abs(limit) for need, limit in zip(needed, limits, strict=True))
-
-
-_LEVELS = (4.0, 3.0, 2.5, *(eighths / 8 for eighths in range(16, 0, -1)))
-
-
-def smaller_limits(
-    limits: Sequence[float], least: Sequence[float], activation_bytes: float
-) -> Iterator[tuple[float, tuple[float, ...]]]:
-    """Limits cut to fixed budgets: what a planner makes of more room is not always better, so it also tries with less.
-
-    Args:
-        limits: activation bytes by device.
-        least: what each device needs.
-        activation_bytes: of the whole model for one microbatch: budget 1.0.
-
-    Returns:
-        Budgets and limits, the largest first, each different from the one before and from `limits`.
-    """
-    before = tuple(limits)
-    for level in _LEVELS:
-        cut = tuple(min(limit, level * activation_bytes) for limit in limits)
-        if not fits(least, cut):
-            return
-        if cut != before:
-            yield level, cut
-        before = cut
 
 
 def parse_bytes(text: str) -> float:

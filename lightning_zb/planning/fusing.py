@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
-from lightning_zb.planning.costs import ChunkCost, CostModel
+from lightning_zb.planning.costs import ChunkCost, CostModel, LayerCost
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.schedule import Pass, PassKind, Schedule
-from lightning_zb.planning.simulation import Integers, PassTable, run_step, tabulate
+from lightning_zb.planning.simulation import Integers, PassTable, ends_of_devices, tabulate
 
 _PASSES_TO_RUN = 2e7
 """Passes simulated for a decision at most, a fraction of a second."""
@@ -64,11 +65,15 @@ def split_backward(schedule: Schedule, placement: Placement, chunk_costs: Sequen
 
 def with_whole_backwards(costs: CostModel) -> CostModel:
     """The costs of a model whose every backward runs whole: all of it in B, nothing in W."""
-    layers = (
-        replace(c, backward_input=c.whole_backward, backward_weight=0.0, weight_stash_bytes=0.0, backward=None)
-        for c in costs.layers
-    )
-    return replace(costs, layers=tuple(layers))
+    return replace(costs, layers=tuple(whole_cost(c) for c in costs.layers))
+
+
+_Cost = TypeVar("_Cost", LayerCost, ChunkCost)
+
+
+def whole_cost(cost: _Cost) -> _Cost:
+    """The cost of a layer or chunk whose every backward runs whole."""
+    return replace(cost, backward_input=cost.whole_backward, backward_weight=0.0, weight_stash_bytes=0.0, backward=None)
 
 
 def all_whole(schedule: Schedule) -> Schedule:
@@ -106,9 +111,7 @@ class _Fusing:
 
     def __post_init__(self) -> None:
         order, offsets = self._written()
-        last = np.zeros(self.table.num_devices)
-        start, _ = run_step(self.table, order, offsets, last)
-        first = start[offsets[:-1]]
+        first, last = ends_of_devices(self.table, order, offsets)
         for name, value in (
             ("step_time", (last - first).max()),
             ("makespan", last.max() - first.min()),

@@ -60,22 +60,18 @@ def make_plan(
         partition = None
     request = PlanRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options))
     saves = any(c.backward is not None and c.backward < c.backward_input + c.backward_weight for c in costs.layers)
-    if saves and not (isinstance(spec, ScheduleSpec) and spec.fixed_order):
-        return _shorter_of_split_and_whole(spec, request)
-    return _plan(spec, request)
+    if isinstance(spec, ScheduleSpec):
+        return _plan_named(spec, request)
+    return _shorter_of_split_and_whole(spec, request) if saves else spec.plan(request)
 
 
-def _plan(spec: ScheduleSpec | SearchSpec, request: PlanRequest) -> Plan:
-    return spec.plan(request) if isinstance(spec, SearchSpec) else _plan_named(spec, request)
-
-
-def _shorter_of_split_and_whole(spec: ScheduleSpec | SearchSpec, request: PlanRequest) -> Plan:
+def _shorter_of_split_and_whole(spec: SearchSpec, request: PlanRequest) -> Plan:
     """Order split backwards and then fuse, or order whole ones and then split: whichever is faster."""
     started = time.perf_counter()
     if (seconds := request.options.get("seconds")) is not None:
         request = replace(request, options={**request.options, "seconds": float(seconds) / 2})  # type: ignore[arg-type]
-    plan = _plan(spec, request)
-    whole = _plan(spec, replace(request, costs=with_whole_backwards(request.costs)))
+    plan = spec.plan(request)
+    whole = spec.plan(replace(request, costs=with_whole_backwards(request.costs)))
     limits = (float("inf"),) * request.num_devices if whole.memory_limit is None else whole.memory_limit
     chunk_costs = request.costs.chunks(whole.partition)
     problem = Problem(whole.placement, chunk_costs, request.costs, request.num_microbatches, limits)
@@ -100,10 +96,11 @@ def assemble_plan(
     status: PlanStatus | None = None,
     lower_bound: float | None = None,
     reason: str = "",
+    fuses: bool = True,
 ) -> Plan:
     """Put the parts of a plan together, checked, with its prediction and the strongest bound of its step_time.
 
-    Backwards run whole where that is faster; limits that are infinite count as none.
+    Limits that are infinite count as none.
 
     Args:
         name: of the schedule.
@@ -114,10 +111,12 @@ def assemble_plan(
         status: what the planner proved; None: optimal where step_time meets its bound.
         lower_bound: of step_time, where the planner knows it already.
         reason: why this plan.
+        fuses: whether to run backwards whole where that is faster; the schedule stays as it is otherwise.
     """
     schedule.check(problem.placement)
     arguments = (problem.placement, problem.chunk_costs, problem.costs)
-    schedule = fuse_backward(schedule, *arguments)
+    if fuses:
+        schedule = fuse_backward(schedule, *arguments)
     if lower_bound is None:
         lower_bound = bounds_of_orders(*arguments, schedule.num_microbatches, problem.limits)[0].seconds
     predicted = predict(schedule, *arguments, lower_bound)
@@ -152,7 +151,13 @@ def _plan_named(spec: ScheduleSpec, request: PlanRequest) -> Plan:
     if not fits(peaks, limits):
         raise infeasible(budget, peaks, f"schedule {spec.name!r}", costs, partition, placement)
     return assemble_plan(
-        spec.name, problem, partition, schedule, time.perf_counter() - started, reason=f"schedule {spec.name!r} was asked for"
+        spec.name,
+        problem,
+        partition,
+        schedule,
+        time.perf_counter() - started,
+        reason=f"schedule {spec.name!r} was asked for",
+        fuses=spec.fixed_order,  # the others have chosen themselves
     )
 
 

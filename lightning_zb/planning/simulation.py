@@ -176,6 +176,19 @@ def run_step(
     return start, end
 
 
+def ends_of_devices(table: PassTable, order: Integers, offsets: Integers) -> tuple[Floats, Floats]:
+    """When each device starts its first pass, and when its last pass and its last reduction have ended; as `run_step`."""
+    last = np.zeros(table.num_devices)
+    start, _ = run_step(table, order, offsets, last)
+    return start[offsets[:-1]], last
+
+
+def spans(table: PassTable, order: Integers, offsets: Integers) -> tuple[float, float]:
+    """step_time and makespan of an order; as `run_step`."""
+    first, last = ends_of_devices(table, order, offsets)
+    return float((last - first).max()), float(last.max() - first.min())
+
+
 def reductions(table: PassTable, order: Integers, end: Floats) -> list[tuple[int, int, float, float]]:
     """When gradients are reduced: device, chunk, start and end of each reduction, in the order in which they start.
 

@@ -134,23 +134,6 @@ def test_more_memory_is_never_worse(row, name):
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(times))
 
 
-@quick
-@given(data=st.data())
-def test_more_memory_is_never_worse_for_any_costs(data):
-    name = data.draw(st.sampled_from(["zb", "zb-v"]))
-    num_devices, num_microbatches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
-    costs = data.draw(reference.cost_models(2 * num_devices, num_devices))
-    eighths = data.draw(st.lists(st.integers(2, 20), min_size=2, max_size=3, unique=True).map(sorted))
-    before = float("inf")
-    for eighth in eighths:
-        try:
-            plan = make_plan(costs, num_devices, num_microbatches, name, memory_budget=eighth / 8)
-        except InfeasibleBudget:
-            continue
-        assert plan.predicted.step_time <= before * (1 + 1e-9)
-        before = plan.predicted.step_time
-
-
 def test_weights_stay_with_their_pass_where_nothing_waits():
     for name in ("gpipe", "1f1b", "interleaved", "wave-1f1b"):
         kinds = {p.kind for p in make_plan(unit_costs(2, 2), 2, 4, name).schedule.passes()}
