@@ -192,10 +192,10 @@ def _try_less_memory(candidates: list[Candidate], best: Candidate, effort: int, 
         return best
     by_level: dict[float, list[Candidate]] = {}
     for candidate in candidates:
-        for level in ladder(candidate.problem, only_coarse=True):
-            if level.limits != candidate.problem.limits:
-                problem = replace(candidate.problem, limits=level.limits)
-                by_level.setdefault(level.budget, []).append(replace(candidate, problem=problem))
+        for rung in ladder(candidate.problem, only_coarse=True):
+            if rung.limits != candidate.problem.limits:
+                problem = replace(candidate.problem, limits=rung.limits)
+                by_level.setdefault(rung.budget, []).append(replace(candidate, problem=problem))
     for level in sorted(by_level, reverse=True):
         lower = [_searched(c.name, c.partition, c.problem, seed, best.searcher.objective) for c in by_level[level]]
         if min(c.searcher.bound.seconds for c in lower) >= best.searcher.value:

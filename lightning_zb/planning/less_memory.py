@@ -111,10 +111,8 @@ def _split_and_whole(problem: Problem, build: Builder, is_coarse: bool) -> Itera
 
 def _rungs(num_chunks: int, num_devices: int) -> list[float]:
     """All budgets of the ladder, the largest first."""
-    if num_chunks <= _MOST_RUNGS:
-        per_whole = num_chunks * math.ceil(_LEAST_RUNGS / num_chunks)
-    else:
-        per_whole = num_chunks / math.ceil(num_chunks / _MOST_RUNGS)
+    split, joined = math.ceil(_LEAST_RUNGS / num_chunks), math.ceil(num_chunks / _MOST_RUNGS)
+    per_whole = num_chunks * split / joined
     above = max(8, num_devices) if num_chunks == num_devices else 8
     fine = [k / per_whole for k in range(1, int(_FINE_ABOVE * per_whole))]
     fine += [k / above for k in range(int(_FINE_ABOVE * above), int(_FINEST * above))]
