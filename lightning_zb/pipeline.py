@@ -103,9 +103,9 @@ class Pipeline:
         self.replicas, self._peers = replicas, peers
         self.device, self.request, self._timeout = device, options.plan, options.timeout
         self._lay_out(chosen.plan)
-        streams = RandomStreams(broadcast(_run_seed()) + replicas.replica, device)
+        self._streams = RandomStreams(broadcast(_run_seed()) + replicas.replica, device)
         gathered = tuple(AttributeList(module, path) for path in options.side_channels)
-        self._interception = Interception(self.stack, streams, gathered)
+        self._interception = Interception(self.stack, self._streams, gathered)
         self.ownership = take_ownership(module, self.stack, self._own_windows())
         self._built_bytes = self.ownership.total_bytes
         if deferred is not None and deferred.has_recorded:
@@ -311,10 +311,11 @@ class Pipeline:
         return parts
 
     def _run(self, program: Program) -> None:
-        if self._is_virtual:
-            run_offline(program, self._executors)
-        else:
-            self._executors[0].run(program)
+        with self._streams.preserved():
+            if self._is_virtual:
+                run_offline(program, self._executors)
+            else:
+                self._executors[0].run(program)
 
     def _output(self, microbatch: int) -> Any:
         found = [runner.outputs[microbatch] for runner in self._runners if microbatch in runner.outputs]

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import _profiler_enabled
 from torch.profiler import record_function
 
 from lightning_zb.execution.data_parallel import GradientReducer
@@ -142,7 +143,7 @@ class Executor:
                 packet = self._take(instruction)
                 if self.recorder is not None:
                     self.recorder.start(instruction.run)
-                with record_function(str(instruction)):
+                with record_function(str(instruction)) if _profiler_enabled() else nullcontext():
                     given = self._compute(instruction, packet)
                 if self.recorder is not None:
                     self.recorder.end(instruction.run)

@@ -42,26 +42,38 @@ class RandomStreams:
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self._seed = seed & _LOW_48
         self._cuda = device if device is not None and device.type == "cuda" else None
+        self._is_preserving = False
 
     @contextmanager
-    def microbatch(self, step: int, microbatch: int) -> Iterator[None]:
-        """Inside, the step's code draws from the microbatch's stream; afterwards all generators are as they were.
-
-        Args:
-            step: counts optimizer steps, or evaluation batches; training and evaluation use disjoint numbers.
-            microbatch: microbatch of the step.
-        """
+    def preserved(self) -> Iterator[None]:
+        """Afterwards all generators are as they were; around a whole step, since numpy alone takes longer than a short pass."""
+        if self._is_preserving:
+            yield
+            return
         torch_state, numpy_state, python_state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
         cuda_state = torch.cuda.get_rng_state(self._cuda) if self._cuda is not None else None
+        self._is_preserving = True
         try:
-            self._reseed(_mix(_mix(self._seed, step), microbatch))
             yield
         finally:
+            self._is_preserving = False
             torch.default_generator.set_state(torch_state)
             np.random.set_state(numpy_state)
             random.setstate(python_state)
             if self._cuda is not None and cuda_state is not None:
                 torch.cuda.set_rng_state(cuda_state, self._cuda)
+
+    @contextmanager
+    def microbatch(self, step: int, microbatch: int) -> Iterator[None]:
+        """Inside, the step's code draws from the microbatch's stream.
+
+        Args:
+            step: counts optimizer steps, or evaluation batches; training and evaluation use disjoint numbers.
+            microbatch: microbatch of the step.
+        """
+        with self.preserved():
+            self._reseed(_mix(_mix(self._seed, step), microbatch))
+            yield
 
     def enter_layer(self, layer: int) -> int:
         """Switch to the layer's stream.

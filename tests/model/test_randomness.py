@@ -85,6 +85,25 @@ def test_generators_are_left_as_found():
     assert [first, draw()] == expected
 
 
+def test_a_whole_step_leaves_generators_as_found():
+    streams = RandomStreams(1)
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    np.random.randn()  # leaves half a pair behind
+    with streams.preserved():
+        for microbatch in range(2):
+            with streams.microbatch(0, microbatch):
+                drawn = (float(torch.rand(())), random.random(), np.random.randn())
+    found = (float(torch.rand(())), random.random(), np.random.randn())
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    np.random.randn()
+    assert found == (float(torch.rand(())), random.random(), np.random.randn())
+    assert drawn != found
+
+
 def test_a_layer_outside_any_stream_draws_from_the_global_generator():
     streams = RandomStreams(1)
     torch.manual_seed(3)
