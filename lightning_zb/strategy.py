@@ -23,6 +23,7 @@ from lightning_zb.callback import ZeroBubbleCallback
 from lightning_zb.checkpoints import Checkpoints
 from lightning_zb.communication import PipelineCommunication
 from lightning_zb.data_agreement import share_random_state
+from lightning_zb.late_metrics import LateMetrics
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
 from lightning_zb.model.deferred_init import DeferredInit
 from lightning_zb.model.layers import check_same_layers
@@ -172,6 +173,8 @@ class ZeroBubbleStrategy(PipelineCommunication):
             trainer.callbacks.insert(0, metrics.LossRankMetrics())
         if not any(isinstance(c, ZeroBubbleCallback) for c in trainer.callbacks):
             trainer.callbacks.insert(1, ZeroBubbleCallback())
+        if self.root_device.type == "cuda" and not any(isinstance(c, LateMetrics) for c in trainer.callbacks):
+            trainer.callbacks.insert(1, LateMetrics())
         hooks.adapt_hooks(module, trainer)
         hooks.share_results(trainer)
 

@@ -183,7 +183,7 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         "order": [names[id(p)] for g in optimizer.param_groups for p in g["params"]],
         "rates": norms.rates,
         "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
-        "log": _users_log(log.read_text()) if trainer.is_global_zero and log.exists() else None,
+        "log": users_log(log.read_text()) if trainer.is_global_zero and log.exists() else None,
         "steps": trainer.global_step,
         "error": error,
         "collectives": collectives.counts,
@@ -200,7 +200,7 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
     }
 
 
-def _users_log(text: str) -> list[dict[str, str]]:
+def users_log(text: str) -> list[dict[str, str]]:
     """The rows of a metrics file, without the pipeline's own figures."""
     rows = [{k: v for k, v in row.items() if not k.startswith("zb/")} for row in csv.DictReader(text.splitlines())]
     return [row for row in rows if any(value for key, value in row.items() if key not in ("epoch", "step"))]
