@@ -267,6 +267,7 @@ class ZeroBubbleCallback(pl.Callback):
                 profile.joins_ends,
                 self.plan_seconds,
                 _runs_ahead(pipeline),
+                pipeline.request.constraints,
             )
         self._deliberation = Deliberation(think, strategy.everyone, waits=not self.background)
 

@@ -36,6 +36,8 @@ class CallbackState:
 def request_values(request: PlanRequest) -> dict[str, Any]:
     """The part of a request that a plan in force must have been made for, in plain values."""
     values = {"schedule": request.schedule, "memory_budget": request.memory_budget, "partition": request.partition}
+    if request.constraints:
+        values["constraints"] = {name: [*items] for name, items in request.constraints.items()}
     return {key: list(v) if isinstance(v, Sequence) and not isinstance(v, str) else v for key, v in values.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ _UNTIL_MEASURED = "zb-v"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What the user asked for; see `ZeroBubbleStrategy` for the first four fields.
+    """What the user asked for; see `ZeroBubbleStrategy` for the first fields.
 
     Args:
         replan: what may change once layers are measured. If anything, the first plan must be safe rather than good; if
@@ -42,6 +42,7 @@ class PlanRequest:
     memory_budget: Any
     partition: Any
     costs: str | Path | None
+    constraints: Mapping[str, Any] | None = None
     replan: Replan = Replan.OFF
 
 
@@ -109,6 +110,8 @@ def _make(request: PlanRequest, module: nn.Module, stack: LayerStack, num_device
 
     def make(costs: CostModel, budget: MemoryBudget) -> Plan:
         options: dict[str, Any] = {"seconds": _SEARCH_SECONDS} if isinstance(spec, SearchSpec) else {}
+        if request.constraints:
+            options["constraints"] = request.constraints
         return make_plan(costs, num_devices, num_microbatches, request.schedule, budget, request.partition, **options)
 
     if request.costs is not None:

@@ -9,6 +9,7 @@ from enum import Enum, unique
 from functools import cache
 
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
+from lightning_zb.planning.cooptimize.cut_rules import Constraints, read_constraints
 from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan
@@ -91,6 +92,7 @@ def decide(
     joins_ends: bool = False,
     seconds: float = 10.0,
     runs_ahead: bool = False,
+    constraints: Constraints | None = None,
 ) -> Decision:
     """Plan with measured costs and compare.
 
@@ -106,12 +108,14 @@ def decide(
             and no further one is tried once it is over.
         runs_ahead: whether devices begin a step before the others have ended the one before, so that the period counts
             instead of the makespan.
+        constraints: that cuts keep to.
     """
     if replan is Replan.PLACEMENT:
         _compile()
     started = time.perf_counter()
     figure = step_seconds(runs_ahead)
-    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, started + seconds, figure)
+    deadline = started + seconds
+    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, deadline, figure, constraints)
     return replace(decision, seconds=time.perf_counter() - started)
 
 
@@ -131,7 +135,9 @@ def _decide(
     joins_ends: bool,
     deadline: float,
     figure: Callable[[Plan], float],
+    constraints: Constraints | None,
 ) -> Decision:
+    rules = read_constraints(constraints, costs)
     now = repriced(running, costs, budget)
     over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
     best: Plan | None = None
@@ -147,6 +153,8 @@ def _decide(
         if isinstance(find_schedule(name), SearchSpec):
             options["seconds"] = left / searches
             searches -= 1
+            if constraints and partition is None:
+                options["constraints"] = constraints
         placement = now.placement if keeps_placement else None
         try:
             plan = make_plan(costs, now.num_devices, now.num_microbatches, name, budget, partition, placement, **options)
@@ -154,6 +162,8 @@ def _decide(
             refusals.append(str(error))
             continue
         if joins_ends and plan.placement.devices[0] != plan.placement.devices[-1]:
+            continue
+        if not rules.allows(plan.partition):
             continue
         if best is None or figure(plan) < figure(best):
             best = plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -50,8 +50,10 @@ class ZeroBubbleStrategy(PipelineCommunication):
         layers: dotted path of the container that holds the layers, or several paths; None to find it.
         side_channels: dotted name of a list, or of several, that layers append to and the step empties before they run
             (auxiliary losses): its entries travel along. What Hugging Face models gather needs no name.
-        partition: layers to chunks: `"even"`, `"balanced"`, or the number of layers of each chunk; None: what `auto` finds
-            best, and even where the schedule was named.
+        partition: layers to chunks: `"even"`, `"balanced"`, the number of layers of each chunk, or a layout as Megatron-LM
+            writes it (`"Et*3|t*4|t*4|t*3L"`); None: what `auto` finds best, and even where the schedule was named.
+        constraints: for schedule `"auto"`, what its cuts keep to: `{"together": [[a, b]], "first": [a], "alone": [a]}`: groups
+            of layers that share a chunk, layers that begin one, layers that are one; by name, `"prologue"` or `"epilogue"`.
         costs: path of a costs file (as `lightning-zb profile` writes); None to assume costs from parameter counts.
         post_validation: `"exact"` steps before the norm of the whole model is known and rolls back where it clips;
             `"auto"` does so while gradients are not clipped; `"inplace"` needs no copy but is not bitwise; `"off"` waits.
@@ -76,6 +78,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
         layers: str | Sequence[str] | None = None,
         side_channels: str | Sequence[str] = (),
         partition: str | Sequence[int] | None = None,
+        constraints: Mapping[str, Sequence[Any]] | None = None,
         costs: str | Path | None = None,
         post_validation: str = "auto",
         error_if_nonfinite: bool = False,
@@ -94,7 +97,13 @@ class ZeroBubbleStrategy(PipelineCommunication):
     ) -> None:
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         self._options = PipelineOptions(
-            plan=PlanRequest(schedule=schedule, memory_budget=memory_budget, partition=partition, costs=costs),
+            plan=PlanRequest(
+                schedule=schedule,
+                memory_budget=memory_budget,
+                partition=partition,
+                costs=costs,
+                constraints=constraints,
+            ),
             layers=layers,
             virtual_devices=virtual_devices,
             check_data_steps=check_data_steps,

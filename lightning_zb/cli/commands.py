@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from lightning_zb.cli.figures import devices, figures, headline, worlds_table
-from lightning_zb.cli.problem import check_devices, check_out, costs_for, search_options, with_bound
+from lightning_zb.cli.problem import check_devices, check_out, constraints_of, costs_for, search_options, with_bound
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import fits
 from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.layout_string import write_layout
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan, write_plan
 from lightning_zb.planning.planner import make_plan
@@ -20,7 +22,7 @@ from lightning_zb.planning.torch_csv import to_csv
 from lightning_zb.planning.worlds import worlds
 from lightning_zb.report import chrome_trace, svg, terminal_grid, timeline_picture
 
-_SUFFIXES = {"chrome": ".trace.json", "csv": ".csv", "svg": ".svg"}
+_SUFFIXES = {"chrome": ".trace.json", "csv": ".csv", "layout": ".layout.txt", "svg": ".svg"}
 _SAME = 1e-6  # relative; plan files written by hand may be rounded
 
 
@@ -39,6 +41,7 @@ def plan(arguments: argparse.Namespace) -> bool:
             memory_budget=arguments.memory_budget,
             partition=arguments.partition,
             **search_options(arguments.schedule, arguments),
+            **constraints_of(arguments),
         )
 
     if arguments.world_size is None:
@@ -89,6 +92,8 @@ def show(arguments: argparse.Namespace) -> bool:
     print(headline(result))
     grid = terminal_grid(result, width=shutil.get_terminal_size((120, 24)).columns)
     print(grid)
+    with suppress(ValueError):  # not every plan has one
+        print(f"layout {write_layout(result.partition, result.placement, result.costs)}")
     has_numbers = any(c.isdigit() for line in grid.splitlines() for c in line.removeprefix("device").lstrip(" 0123456789"))
     number = "the number is the microbatch" if has_numbers else "a wider terminal has room for microbatch numbers"
     print(f"F forward, B input gradient, W weight gradient, BW both; {number}; - goes on; . is idle")
@@ -109,6 +114,8 @@ def export(arguments: argparse.Namespace) -> bool:
         chrome_trace(result, path)
     elif arguments.format == "csv":
         path.write_text(to_csv(result.schedule))
+    elif arguments.format == "layout":
+        path.write_text(write_layout(result.partition, result.placement, result.costs) + "\n")
     else:
         svg(result, path)
     print(f"written to {path}")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from lightning_zb.cli.ablation import ablation_table
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.figures import gap
-from lightning_zb.cli.problem import costs_for, search_options, strongest_bound, value_of
+from lightning_zb.cli.problem import constraints_of, costs_for, search_options, strongest_bound, value_of
 from lightning_zb.cli.text import as_option, byte_unit, runs, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, fits, infeasible
+from lightning_zb.planning.cooptimize.cut_rules import read_constraints
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
@@ -80,8 +81,9 @@ def compare(arguments: argparse.Namespace) -> bool:
     for failure in failures:
         print(failure)
     if arguments.ablation:
-        options = search_options("auto", arguments)
+        constraints = constraints_of(arguments).get("constraints")
         for case in cases:
+            options = {**search_options("auto", arguments), "rules": read_constraints(constraints, case.costs)}
             print(f"\nco-optimisation of {case.name}, phase by phase:")
             print(ablation_table(case.costs, arguments.devices, case.num_microbatches, case.budget, options))
     return bool(entries)
@@ -180,6 +182,7 @@ def _plan(name: str, case: Case, arguments: argparse.Namespace) -> Plan:
         schedule, partition = BASELINES[name].schedule, BASELINES[name].partition
     spec = find_schedule(schedule)
     own_budget = isinstance(spec, ScheduleSpec) and spec.own_budget is not None
+    constraints = {} if isinstance(spec, ScheduleSpec) else constraints_of(arguments)
     plan = make_plan(
         case.costs,
         arguments.devices,
@@ -188,6 +191,7 @@ def _plan(name: str, case: Case, arguments: argparse.Namespace) -> Plan:
         memory_budget=None if own_budget else case.budget,
         partition=partition,
         **search_options(schedule, arguments),
+        **constraints,
     )
     if own_budget and case.budget is not None:
         limits = activation_limits(case.budget, case.costs, plan.partition, plan.placement)

@@ -1,21 +1,19 @@
-"""The options of every command, and how their values are read."""
+"""The options of every command."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning_zb.cli import values
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.commands import export, plan, show, simulate
 from lightning_zb.cli.comparison import compare
 from lightning_zb.cli.profiling import bandwidth, json_object, located, profile
 from lightning_zb.planning.bounds import Objective
-from lightning_zb.planning.budget import DeviceBudget, MemoryBudget, parse_bytes
-from lightning_zb.planning.partitioning import PartitionSpec
-from lightning_zb.planning.registry import find_schedule, known_schedules
+from lightning_zb.planning.registry import known_schedules
 
 _EXIT_CODES = "exit codes: 0 feasible, 3 infeasible (the smallest feasible budget is printed), 2 bad input"
 
@@ -32,14 +30,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
-
-
-@dataclass(frozen=True, slots=True)
-class CostsFile:
-    """A costs file of `compare`, with the microbatches of a step where they were written behind it."""
-
-    path: Path
-    num_microbatches: int | None = None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -108,9 +98,9 @@ def _add_profile(commands) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="write the costs file (JSON) here")
     parser.add_argument(
-        "--steps", default=6, type=_count, metavar="N", help="steps that take times (default 6), after three that do not"
+        "--steps", default=6, type=values.count, metavar="N", help="steps that take times (default 6), after three that do not"
     )
-    parser.add_argument("--microbatches", default=4, type=_count, metavar="M", help="microbatches of a step (default 4)")
+    parser.add_argument("--microbatches", default=4, type=values.count, metavar="M", help="microbatches of a step (default 4)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to run (default cpu)")
     parser.add_argument(
         "--precision",
@@ -124,7 +114,7 @@ def _add_profile(commands) -> None:
     parser.add_argument(
         "--latency",
         default=0.0,
-        type=_seconds,
+        type=values.seconds,
         metavar="S",
         help="seconds that a transfer between two devices takes at the least",
     )
@@ -143,13 +133,13 @@ def _add_plan(commands) -> None:
     parser.add_argument(
         "--costs", required=True, type=Path, metavar="FILE", help="costs file (JSON): seconds and bytes of every layer, links"
     )
-    parser.add_argument("--microbatches", required=True, type=_count, metavar="M", help="microbatches of a step")
+    parser.add_argument("--microbatches", required=True, type=values.count, metavar="M", help="microbatches of a step")
     parser.add_argument(
-        "--schedule", default="auto", type=schedule_name, metavar="NAME", help=f"auto (default) or one of {_names()}"
+        "--schedule", default="auto", type=values.schedule_name, metavar="NAME", help=f"auto (default) or one of {_names()}"
     )
     parser.add_argument(
         "--world-size",
-        type=_count,
+        type=values.count,
         metavar="N",
         help="instead of --devices: choose how many pipelines of how many of these N devices make a step fastest; "
         "--microbatches counts those of all pipelines, and adding gradients over them is charged",
@@ -174,16 +164,16 @@ def _add_compare(commands) -> None:
         "--costs",
         required=True,
         nargs="+",
-        type=_costs_file,
+        type=values.costs_file,
         metavar="FILE[:M]",
         help="costs files, one for each microbatch size; :M gives the microbatches of a step for this one, such that all "
         "files make the same global batch (half the microbatches at twice the size)",
     )
-    parser.add_argument("--microbatches", type=_count, metavar="M", help="microbatches of a step, for files without :M")
+    parser.add_argument("--microbatches", type=values.count, metavar="M", help="microbatches of a step, for files without :M")
     parser.add_argument(
         "--schedules",
         required=True,
-        type=_schedule_list,
+        type=values.schedule_list,
         metavar="A,B,C",
         help=f"auto, {_names()}; or baselines with a partition of their own: "
         + "; ".join(f"{name} ({baseline.meaning})" for name, baseline in BASELINES.items()),
@@ -212,11 +202,12 @@ def _add_export(commands) -> None:
     parser.add_argument(
         "--format",
         required=True,
-        choices=("chrome", "csv", "svg"),
-        help="chrome: trace for Perfetto; csv: compute actions for torch.distributed.pipelining; svg: picture (matplotlib)",
+        choices=("chrome", "csv", "layout", "svg"),
+        help="chrome: trace for Perfetto; csv: compute actions for torch.distributed.pipelining; layout: partition as "
+        "Megatron-LM writes it, where chunks go to the devices in turn; svg: picture (matplotlib)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where to; default: beside the plan, as .trace.json, .csv or .svg"
+        "--out", type=Path, metavar="FILE", help="where to; default: beside the plan, as .trace.json, .csv, .layout.txt or .svg"
     )
 
 
@@ -226,10 +217,10 @@ def _add_plan_file(parser: argparse.ArgumentParser) -> None:
 
 def _add_problem(parser: argparse.ArgumentParser, about_budget: str = "", devices_required: bool = True) -> None:
     """What plan and compare have in common."""
-    parser.add_argument("--devices", required=devices_required, type=_count, metavar="P", help="devices of the pipeline")
+    parser.add_argument("--devices", required=devices_required, type=values.count, metavar="P", help="devices of the pipeline")
     parser.add_argument(
         "--memory-budget",
-        type=memory_budget,
+        type=values.memory_budget,
         metavar="X",
         help="what each device may hold: a number counts activations alone, 1.0 is those of the whole model for one "
         "microbatch (what 1f1b needs); a size such as 40GiB is the whole device, model states included; one for each device "
@@ -244,99 +235,42 @@ def _add_problem(parser: argparse.ArgumentParser, about_budget: str = "", device
     )
     parser.add_argument(
         "--effort",
-        type=_count,
+        type=values.count,
         metavar="N",
         help="work units of a search: the same units and seed give the same plan on any machine, more never a worse one",
     )
-    parser.add_argument("--seconds", type=_seconds, metavar="S", help="let a search end after about that many seconds")
-    parser.add_argument("--seed", type=_seed, metavar="N", help="seed of a search, default 0")
-    parser.add_argument(
+    parser.add_argument("--seconds", type=values.seconds, metavar="S", help="let a search end after about that many seconds")
+    parser.add_argument("--seed", type=values.seed, metavar="N", help="seed of a search, default 0")
+    cuts = parser.add_mutually_exclusive_group()
+    cuts.add_argument(
         "--partition",
         default=None,
-        type=partition,
+        type=values.partition,
         metavar="SPEC",
         help="layers to chunks: auto (default; what schedule auto finds best, even for the others), even (equal layer counts), "
         "balanced (by time), or the layers of each chunk as 3,4,4,3",
     )
+    cuts.add_argument(
+        "--layout",
+        dest="partition",
+        metavar="TEXT",
+        help="partition and placement as Megatron-LM writes them, 'Et*3|(t*4|)*2,t*3L': E the embedding (prologue), t a layer, "
+        "m one too, L norm, head and loss (epilogue), | between chunks, which go to the devices in turn, (...) a group, *n to "
+        "repeat an item or a group, commas and blanks of no meaning; chunks without items are refused",
+    )
+    for option, metavar, about in (
+        ("--together", "A,B", "items that share a chunk, and those between them with them"),
+        ("--first", "A", "an item that begins its chunk"),
+        ("--alone", "A", "an item that is a chunk of its own"),
+    ):
+        parser.add_argument(
+            option,
+            action="append",
+            type=values.items if option == "--together" else str,
+            metavar=metavar,
+            help=f"what schedule auto keeps to: {about}, by name in the costs file; may be repeated",
+        )
 
 
 def _names() -> str:
     return ", ".join(name for name in known_schedules() if name != "auto")
-
-
-def memory_budget(text: str) -> MemoryBudget:
-    """A memory budget: `1.5`, `40GiB`, or one for each device, `40GiB,24GiB`."""
-    entries = [_device_budget(entry.strip()) for entry in text.split(",")]
-    return entries[0] if len(entries) == 1 else entries
-
-
-def _device_budget(text: str) -> DeviceBudget:
-    try:
-        number = float(text)
-    except ValueError:
-        _explained(parse_bytes, text)
-        return text
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number; 1.0 is what 1f1b needs")
-    return number
-
-
-def partition(text: str) -> PartitionSpec:
-    """A partition: `auto`, `even`, `balanced`, or layer counts, `3,4,4,3`."""
-    if text in ("auto", "even", "balanced"):
-        return text
-    counts = text.split(",")
-    if not all(count.strip().isdigit() and int(count) > 0 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not auto, even, balanced, or layer counts such as 3,4,4,3")
-    return [int(count) for count in counts]
-
-
-def schedule_name(text: str) -> str:
-    """The name of a schedule that `make_plan` knows."""
-    _explained(find_schedule, text)
-    return text
-
-
-def _schedule_list(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in BASELINES:
-            schedule_name(name)
-    return names
-
-
-def _explained(read: Callable[[str], object], text: str) -> None:
-    """Let argparse put the option's name in front of what is wrong."""
-    try:
-        read(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _costs_file(text: str) -> CostsFile:
-    path, colon, count = text.rpartition(":")
-    if not colon or not count.isdigit():
-        return CostsFile(Path(text))
-    return CostsFile(Path(path), _count(count))
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count (1, 2, 3, ...)")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a seed (0, 1, 2, ...)")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return value

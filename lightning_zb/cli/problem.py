@@ -67,6 +67,12 @@ def search_options(schedule: str, arguments: argparse.Namespace) -> dict[str, An
     return {name: value for name, value in given.items() if value is not None}
 
 
+def constraints_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The option of `auto` that says what its cuts keep to; empty where nothing was demanded."""
+    given = {name: getattr(arguments, name) for name in ("together", "first", "alone") if getattr(arguments, name)}
+    return {"constraints": given} if given else {}
+
+
 def strongest_bound(plan: Plan, objective: Objective) -> Bound:
     """No order of the plan's partition and placement within its memory limit is faster."""
     chunk_costs = plan.costs.chunks(plan.partition)

@@ -15,7 +15,13 @@ from lightning_zb.planning.placement import Partition, Placement, cyclic
 
 _GROUP = re.compile(r"\(([^()]*)\)(?:\*(\d+))?")
 _REPEATED = re.compile(r"([EtmL])\*(\d+)")
+_LAYOUT = re.compile(r"[EtmL|(),*\d\s]+")
 _LETTERS = {LayerRole.PROLOGUE: "E", LayerRole.LAYER: "t", LayerRole.EPILOGUE: "L"}
+
+
+def is_layout(text: str) -> bool:
+    """Whether a text that says how to cut layers is a layout, and not one of the words `even`, `balanced` and `auto`."""
+    return "|" in text or bool(re.search("[EtmL]", text) and _LAYOUT.fullmatch(text))
 
 
 def read_layout(text: str, costs: CostModel, num_devices: int) -> tuple[Partition, Placement]:
@@ -34,7 +40,9 @@ def read_layout(text: str, costs: CostModel, num_devices: int) -> tuple[Partitio
         if not stage:
             raise ValueError(f"layout {text!r} has no items in stage {number}; give it one or take a '|' away")
     if len(stages) % num_devices:
-        raise ValueError(f"layout {text!r} has {len(stages)} stages, which is no multiple of {num_devices} devices")
+        raise ValueError(
+            f"layout {text!r} has {len(stages)} stages for {num_devices} devices; write a multiple of {num_devices}"
+        )
     roles = [layer.role for layer in costs.layers]
     width = {"E": roles.count(LayerRole.PROLOGUE), "L": roles.count(LayerRole.EPILOGUE), "t": 1, "m": 1}
     flat = "".join(stages)

@@ -11,6 +11,7 @@ from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits, 
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.fusing import all_whole, fuse_backward, split_backward, with_whole_backwards
+from lightning_zb.planning.layout_string import is_layout, read_layout
 from lightning_zb.planning.partitioning import PartitionSpec, make_partition
 from lightning_zb.planning.placement import Partition, Placement
 from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus
@@ -38,10 +39,11 @@ def make_plan(
         schedule: a name from `known_schedules()`.
         memory_budget: a multiple of the activations of the whole model for one microbatch, a size such as `"40GiB"` for
             the whole device, a list of these, or None for the schedule's own default (no limit where it has none).
-        partition: `"even"`, `"balanced"`, or the number of layers of each chunk; None (or `"auto"`): what `auto` finds best,
+        partition: `"even"`, `"balanced"`, the number of layers of each chunk, or a layout as Megatron-LM writes it, such as
+            `"Et*3|t*4|t*4|t*3L"`, which places chunks on the devices in turn; None (or `"auto"`): what `auto` finds best,
             and even for other schedules.
         placement: the device of each chunk; None: the placement that belongs to the schedule.
-        options: handed on to a schedule that searches, such as `auto` (objective, effort, seed, seconds).
+        options: handed on to a schedule that searches, such as `auto` (objective, effort, seed, seconds, constraints).
 
     Raises:
         InfeasibleBudget: nothing fits the budget; says the smallest that does.
@@ -52,12 +54,19 @@ def make_plan(
             f"a pipeline needs a device and a microbatch, not {num_devices} devices and {num_microbatches} microbatches"
         )
     spec = find_schedule(schedule)
+    if "constraints" in options and not isinstance(spec, SearchSpec):
+        raise ValueError(f"constraints need a schedule that cuts the layers itself; write schedule 'auto', not {schedule!r}")
     if options and not isinstance(spec, SearchSpec):
         raise ValueError(f"schedule {schedule!r} has no options, but got {', '.join(sorted(options))}")
     if placement is not None and not isinstance(placement, Placement):
         placement = Placement(tuple(placement), num_devices)
     if isinstance(partition, str) and partition == "auto":
         partition = None
+    if isinstance(partition, str) and is_layout(partition):
+        if placement is not None:
+            raise ValueError(f"layout {partition!r} places its chunks itself; drop the placement {list(placement.devices)}")
+        cut, placement = read_layout(partition, costs, num_devices)
+        partition = [len(chunk) for chunk in cut.chunks]
     request = PlanRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options))
     saves = any(c.backward is not None and c.backward < c.backward_input + c.backward_weight for c in costs.layers)
     if isinstance(spec, ScheduleSpec):

@@ -101,6 +101,15 @@ def test_a_plan_that_turns_out_slower_is_given_up():
             assert decision.reason == "zb again: a step took 1 s with it, 1.2 s with zb-v"
 
 
+def test_a_new_plan_keeps_to_the_constraints():
+    running = make_plan(EQUAL, 2, 8, "auto", 2.0, constraints={"together": [["layers.4", "layers.5"]]}, effort=1)
+    for replan in (Replan.PARTITION, Replan.PLACEMENT):
+        cut = [chunk[0] for chunk in decide(running, UNEQUAL, replan, "auto", 2.0).plan.partition.chunks]
+        constraints = {"together": [[f"layers.{i - 1}", f"layers.{i}"] for i in cut[1:]]}
+        decision = decide(running, UNEQUAL, replan, "auto", 2.0, constraints=constraints)
+        assert not set(cut[1:]) & {chunk[0] for chunk in decision.plan.partition.chunks}
+
+
 def test_drift_is_a_chunk_that_left_its_plan():
     plan = make_plan(EQUAL, 2, 8, "zb")
     seconds = {(c, part): 4.0 for c in (0, 1) for part in "FBW"}

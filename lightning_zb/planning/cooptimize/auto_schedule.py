@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_zb.planning.auto import plan_known_placements
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.cooptimize.balancing import make_loads
-from lightning_zb.planning.cooptimize.cut_rules import CutRules
+from lightning_zb.planning.cooptimize.cut_rules import CutRules, read_constraints
 from lightning_zb.planning.cooptimize.layout import layout_of
 from lightning_zb.planning.cooptimize.optimize import DEFAULT_EFFORT, cooptimize
 from lightning_zb.planning.cooptimize.starts import known_placements
@@ -13,7 +13,7 @@ from lightning_zb.planning.partitioning import even
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.registry import PlanRequest, SearchSpec, register
 
-_OPTIONS = ("objective", "effort", "seed", "seconds", "rules")
+_OPTIONS = ("objective", "effort", "seed", "seconds", "constraints")
 
 
 def _plan(request: PlanRequest) -> Plan:
@@ -21,9 +21,10 @@ def _plan(request: PlanRequest) -> Plan:
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise ValueError(f"schedule 'auto' has no options {', '.join(unknown)}; it has {', '.join(_OPTIONS)}")
-    rules = options.pop("rules", CutRules())
-    assert isinstance(rules, CutRules)
+    rules = read_constraints(options.pop("constraints", None), request.costs)  # type: ignore[arg-type]
     if request.partition is not None:
+        if rules != CutRules():
+            raise ValueError("constraints say how to cut the layers, and so does the partition; drop one of the two")
         return plan_known_placements(PlanRequest(**{**_fields(request), "options": options}))
     if rules == CutRules() and request.placement is None and _are_alike(request):
         return plan_known_placements(PlanRequest(**{**_fields(request), "partition": "even", "options": options}))

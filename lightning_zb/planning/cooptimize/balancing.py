@@ -62,6 +62,11 @@ class Loads:
         per_chunk = np.diff(self.work[list(layout.cuts)])
         return np.bincount(layout.devices, weights=per_chunk, minlength=layout.num_devices) / self.speed
 
+    def allows(self, layout: Layout) -> bool:
+        """Whether every cut is where one may be, and one is wherever it must be."""
+        inner = list(layout.cuts[1:-1])
+        return bool(self.may_cut[inner].all()) and int(self.must_cut[inner].sum()) == int(self.must_cut.sum())
+
     def fits(self, layout: Layout) -> bool:
         """Whether every device can hold one microbatch of its chunks."""
         kinds = self.kind[list(layout.devices)]

@@ -66,7 +66,9 @@ class Climb:
         while not self._spent(passes) and best.estimate > floor * (1.0 + _GAIN):
             layout = shaken(best.layout, self.loads, self.stream)
             self.scorer.passes += _PASSES_PER_MOVE
-            if layout is None or self.loads.of(layout).max() * self.scorer.num_microbatches >= best.estimate:
+            if layout is None or not self.loads.allows(layout):
+                continue
+            if self.loads.of(layout).max() * self.scorer.num_microbatches >= best.estimate:
                 continue
             score = self.scorer.score(layout)
             if score is None or score.bound >= best.estimate:
@@ -94,6 +96,8 @@ class Climb:
                 return None
             self.scorer.passes += _PASSES_PER_MOVE
             if Phase.PARTITION not in self.phases and layout.counts != best.layout.counts:
+                continue
+            if not self.loads.allows(layout):
                 continue
             if self.loads.of(layout).max() * self.scorer.num_microbatches >= ceiling:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_zb.planning.costs import CostModel
@@ -10,6 +10,8 @@ from lightning_zb.planning.placement import Partition
 
 Item = int | str
 """An item of a cost model: its index, or its name where that is unique."""
+Constraints = Mapping[str, Sequence]
+"""`together`: groups of items that share a chunk; `first`: items that begin their chunk; `alone`: items that are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,29 @@ def cut_rules(
         names = costs.layers[both[0] - 1].name, costs.layers[both[0]].name
         raise ValueError(f"items {names[0]!r} and {names[1]!r} are to share a chunk and to be cut apart; drop one of the two")
     return CutRules(frozenset(forbidden), frozenset(forced))
+
+
+def read_constraints(constraints: Constraints | None, costs: CostModel) -> CutRules:
+    """The rules that a user's constraints are.
+
+    Args:
+        constraints: as users write them; None for none.
+        costs: names the items.
+
+    Raises:
+        ValueError: as `cut_rules`; or a constraint has another name, or is no list.
+    """
+    given = dict(constraints or {})
+    for name, items in given.items():
+        groups = items if name == "together" and isinstance(items, Sequence) else [items]
+        if name not in ("together", "first", "alone"):
+            raise ValueError(f"constraint {name!r} is unknown; there are 'together', 'first' and 'alone'")
+        if isinstance(items, str) or not all(isinstance(g, Sequence) and not isinstance(g, str) for g in groups):
+            example = [["layers.0", "layers.1"]] if name == "together" else ["layers.0"]
+            raise ValueError(
+                f"constraint {name}={items!r} is no list of {'groups' if groups is items else 'items'}; write {example}"
+            )
+    return cut_rules(costs, **given)
 
 
 def _position(item: Item, costs: CostModel) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_zb.planning.cooptimize.cut_rules import CutRules, cut_rules
+from lightning_zb.planning.cooptimize.cut_rules import CutRules, cut_rules, read_constraints
 from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.placement import Partition
 
@@ -42,3 +42,23 @@ def test_a_name_of_two_items_is_refused():
     costs = CostModel((LayerCost("layer", 1.0, 1.0, 1.0),) * 3)
     with pytest.raises(ValueError, match="'layer' names 3 items; write its index"):
         cut_rules(costs, first=["layer"])
+
+
+def test_constraints_are_read_from_plain_values():
+    assert read_constraints(None, COSTS) == CutRules()
+    constraints = {"together": [["mixer", "mlp"]], "alone": ["head"]}
+    assert read_constraints(constraints, COSTS) == cut_rules(COSTS, together=[("mixer", "mlp")], alone=["head"])
+
+
+@pytest.mark.parametrize(
+    ("constraints", "message"),
+    [
+        ({"last": ["head"]}, "constraint 'last' is unknown; there are 'together', 'first' and 'alone'"),
+        ({"alone": "head"}, "constraint alone='head' is no list of items"),
+        ({"together": ["mixer", "mlp"]}, r"constraint together=\['mixer', 'mlp'\] is no list of groups"),
+        ({"together": "mixer"}, "constraint together='mixer' is no list of groups"),
+    ],
+)
+def test_constraints_of_another_form_are_refused(constraints, message):
+    with pytest.raises(ValueError, match=message):
+        read_constraints(constraints, COSTS)

@@ -45,9 +45,10 @@ def test_a_seed_and_an_effort_give_one_plan():
     assert (first.partition, first.placement, first.schedule) == (second.partition, second.placement, second.schedule)
 
 
-def test_demands_hold_in_the_plan():
-    case = random_case(5, Trait.HEAD, num_layers=10, num_microbatches=6)
-    rules = cut_rules(case.costs, together=[("layers.2", "layers.3")], first=["layers.6"], alone=["embedding"])
+@pytest.mark.parametrize("seed", range(4))
+def test_demands_hold_in_the_plan(seed):
+    case = random_case(seed, Trait.HEAD, Trait.KINDS, num_layers=10, num_microbatches=6)
+    rules = cut_rules(case.costs, together=[("layers.1", "layers.3")], first=["layers.6"], alone=["embedding", "head"])
     assert rules.allows(plan(case, rules=rules).partition)
 
 
