@@ -98,13 +98,17 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
     spec = find_schedule(request.schedule)
     if request.costs is None and request.replan is Replan.PLACEMENT and isinstance(spec, SearchSpec):
         try:
-            return _make(replace(request, schedule=_UNTIL_MEASURED), module, stack, num_devices, num_microbatches)
+            first = replace(request, schedule=_UNTIL_MEASURED)
+            why = f"{request.schedule} plans once layers are measured"
+            return _make(first, module, stack, num_devices, num_microbatches, why)
         except ValueError:  # too few layers, or too little memory: the search may find something all the same
             pass
     return _make(request, module, stack, num_devices, num_microbatches)
 
 
-def _make(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int) -> ChosenPlan:
+def _make(
+    request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int, why: str | None = None
+) -> ChosenPlan:
     budget = request.memory_budget
     spec = find_schedule(request.schedule)
 
@@ -126,9 +130,8 @@ def _make(request: PlanRequest, module: nn.Module, stack: LayerStack, num_device
             source += f", memory_budget={budget!r} counts in full once layers are measured"
         else:
             chosen = make(costs, budget)
-    return ChosenPlan(
-        chosen, _announce(chosen, f"{chosen.planner.reason}; {source}; planned in {chosen.planner.seconds:.1f} s")
-    )
+    why = why or chosen.planner.reason
+    return ChosenPlan(chosen, _announce(chosen, f"{why}; {source}; planned in {chosen.planner.seconds:.1f} s"))
 
 
 def _cautious(make: Callable[[MemoryBudget], Plan], budget: Any) -> Plan:

@@ -13,7 +13,7 @@ from lightning_zb.execution.links import clock_offsets, measure_links
 from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
 from lightning_zb.execution.pass_samples import Samples, StepKind, pass_samples, steps_of_window, usual
 from lightning_zb.execution.profiler import Clock, PassTimes, StepRecorder, clock_of, joined_timeline, read_times
-from lightning_zb.execution.speed import reference_seconds, relative_speeds
+from lightning_zb.execution.speed import relative_speeds, seconds_in_turn
 from lightning_zb.execution.workspace import workspace_of
 from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes, profile_items
 from lightning_zb.model.layer_recorder import LayerRecorder
@@ -153,7 +153,7 @@ class ProfileWindow:
         channels = self._pipeline.channels
         reference = None
         if channels is not None and self._measures_links:
-            reference = reference_seconds(self._pipeline.device, self._clock)
+            reference = seconds_in_turn(self._pipeline.device, self._clock, channels.control)
         own = [self._device_profile(index, device, reference) for index, device in enumerate(self._pipeline.devices)]
         link: Link | tuple[tuple[Link, ...], ...] = self._pipeline.plan.costs.link
         offsets = None

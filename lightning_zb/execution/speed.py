@@ -6,13 +6,32 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 
 from lightning_zb.execution.profiler import Clock
 
-_NUM_RUNS = 5
+_NUM_RUNS = 20
 _SIDE = {"cuda": 4096}
-_HOST_SIDE = 512
+_HOST_SIDE = 256
 _LEAST_RATIO = 1.2  # a busy machine makes equal devices look this different
+
+
+def seconds_in_turn(device: torch.device, clock: Clock, group: dist.ProcessGroup) -> float:
+    """This process's `reference_seconds` (a collective).
+
+    Processes take turns, since those of one host share its cores.
+
+    Args:
+        device: runs them.
+        clock: of that device.
+        group: the processes that compare themselves, on the CPU.
+    """
+    own = 0.0
+    for turn in range(dist.get_world_size(group)):
+        if turn == dist.get_rank(group):
+            own = reference_seconds(device, clock)
+        dist.barrier(group)
+    return own
 
 
 def reference_seconds(device: torch.device, clock: Clock) -> float:
