@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightning_zb.planning.bounds import bounds_of_orders
-from lightning_zb.planning.builders.greedy import smallest_limits
+from lightning_zb.planning.builders.greedy import order_offsets, smallest_limits
 from lightning_zb.planning.fusing import all_whole, fuse_backward, split_backward, whole_cost
 from lightning_zb.planning.registry import Problem
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.simulation import spans, tabulate
+from lightning_zb.planning.simulation import Integers, PassTable, spans, tabulate
 
 _COARSE = (math.inf, 64.0, 32.0, 16.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.5, *(eighths / 8 for eighths in range(16, 0, -1)))
 _FINE_ABOVE = 2.0  # from there on eighths, or M_B of a stage where that is less; up to the next number
 _FINEST = 6.0
 _LEAST_RUNGS, _MOST_RUNGS = 32, 64  # to the activations of the whole model, in steps of the mean M_B of a chunk where it can be
 
-Builder = Callable[[Problem, bool], Schedule]
-"""From a problem, and whether its level is a coarse one that deserves more work, to the best order it can make."""
+Builder = Callable[[Problem, bool], Integers]
+"""From a problem, and whether its level is a coarse one that deserves more work, to the best flat order of F, B and W."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +84,35 @@ def best_within(problem: Problem, build: Builder) -> Schedule:
         build: orders split backwards within the limits of a problem.
     """
     table = tabulate(problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches)
-    best: Schedule | None = None
+    best: tuple[Integers, Integers] | None = None
     figures = (np.inf, np.inf)
     for level in ladder(problem):
         lowered = replace(problem, limits=level.limits)
         arguments = (problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches, level.limits)
         if best is not None and bounds_of_orders(*arguments)[0].seconds >= figures[0] * (1.0 - 1e-9):
             break
-        for schedule in _split_and_whole(lowered, build, level.is_coarse):
-            found = spans(table, *table.encode(schedule))
+        for order, offsets in _split_and_whole(lowered, build, level.is_coarse, table):
+            found = spans(table, order, offsets)
             equal = abs(found[0] - figures[0]) <= 1e-9 * found[0]
             if best is None or (found[1] < figures[1] if equal else found[0] < figures[0]):
-                best, figures = schedule, found
+                best, figures = (order, offsets), found
     assert best is not None
-    return best
+    return table.decode(*best)
 
 
-def _split_and_whole(problem: Problem, build: Builder, is_coarse: bool) -> Iterator[Schedule]:
+def _split_and_whole(
+    problem: Problem, build: Builder, is_coarse: bool, table: PassTable
+) -> Iterator[tuple[Integers, Integers]]:
     """Order split backwards and then fuse; where that saves something, also order whole ones and then split."""
     arguments = (problem.placement, problem.chunk_costs, problem.costs)
-    yield fuse_backward(build(problem, is_coarse), *arguments)
-    if any(c.saved_by_fusing > 0.0 for c in problem.chunk_costs):
-        whole = replace(problem, chunk_costs=tuple(whole_cost(c) for c in problem.chunk_costs))
-        yield fuse_backward(split_backward(all_whole(build(whole, is_coarse)), *arguments), *arguments)
+    offsets = order_offsets(problem)
+    split = build(problem, is_coarse)
+    if all(c.saved_by_fusing <= 0.0 for c in problem.chunk_costs):
+        yield split, offsets
+        return
+    yield table.encode(fuse_backward(table.decode(split, offsets), *arguments))
+    whole = build(replace(problem, chunk_costs=tuple(whole_cost(c) for c in problem.chunk_costs)), is_coarse)
+    yield table.encode(fuse_backward(split_backward(all_whole(table.decode(whole, offsets)), *arguments), *arguments))
 
 
 def _rungs(num_chunks: int, num_devices: int) -> list[float]:

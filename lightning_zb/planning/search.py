@@ -38,11 +38,13 @@ from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, clock_durations, def
 
 DEFAULT_EFFORT = 14
 """Work units of a search: two rounds each of 1, 2 and 4 units. A unit is about 0.15 s on one core of 2024 for up to 6,000
-passes, and grows with the number of passes to the power 0.6; below 1,000 passes it shrinks likewise."""
+passes, and grows with the number of passes to the power 0.6, to four times that; below 1,000 passes it shrinks likewise."""
 
 _PASSES_PER_UNIT = 1_500_000  # passes that the list scheduler places
 _LOOKS_PER_PASS = 0.6  # the annealer looks at that many passes in the time in which one is placed
 _KEPT_VECTORS = 4
+_PASSES_FOR_ALL_CLOCKS = 40_000  # beyond, each start is tried with its own clock alone
+_MOST_PASSES_PER_UNIT = 4.2 * _PASSES_PER_UNIT
 _PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
 
 
@@ -172,9 +174,10 @@ class Searcher:
         starts = [default_parameters(self.instance), *starting_parameters(levels, self.instance.num_devices)]
         if len(starts) == 1:  # nothing is known of such placements: the manners of the first round come at once
             starts += manners(starts[0], self.instance.num_devices)
+        is_large = self.instance.num_passes > _PASSES_FOR_ALL_CLOCKS
         for start in starts:
             costs = []
-            for clock in range(NUM_CLOCKS):
+            for clock in [int(start[CLOCK])] if is_large else range(NUM_CLOCKS):
                 vector = start.copy()
                 vector[CLOCK] = clock
                 costs.append(self._tune(vector, 1))
@@ -196,7 +199,7 @@ class Searcher:
             if self._units + size > effort or (deadline is not None and started + size * self._seconds_per_unit > deadline):
                 return
             total = self.instance.num_passes
-            unit = _PASSES_PER_UNIT * (max(1.0, total / 6144) * min(1.0, total / 1024)) ** 0.6
+            unit = min(_PASSES_PER_UNIT * (max(1.0, total / 6144) * min(1.0, total / 1024)) ** 0.6, _MOST_PASSES_PER_UNIT)
             if self._round == 0 and self.instance.limit.min() > _PLENTY * self.instance.activation.sum():
                 self._sweep(max(2, int(size * unit / total)))
             elif self._round % 2 == 0:

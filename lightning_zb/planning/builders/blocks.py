@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 from numba import njit
 
-from lightning_zb.planning.builders.greedy import rework
+from lightning_zb.planning.builders.greedy import order_offsets, rework
 from lightning_zb.planning.placement import wave
 from lightning_zb.planning.registry import Problem, ScheduleSpec, register
 from lightning_zb.planning.schedule import Schedule
@@ -187,12 +187,6 @@ def _order(units: Integers, table: PassTable) -> Integers:
     return np.lexsort((units, table.owner[: len(units)])).astype(np.int64)
 
 
-def _offsets(problem: Problem) -> Integers:
-    """Where each device's part of an order starts."""
-    counts = [3 * problem.num_microbatches * len(problem.placement.chunks_of(d)) for d in range(problem.placement.num_devices)]
-    return np.cumsum([0, *counts])
-
-
 def _peaks(added: Floats, offsets: Integers) -> Floats:
     """The most bytes of each device, given what each pass of an order adds."""
     return np.array([np.cumsum(part).max() for part in np.split(added, offsets[1:-1])])
@@ -205,7 +199,7 @@ def _block_orders(starts: Integers, problem: Problem, table: PassTable, room: Fl
     then holds: that keeps W closer to their B, and more regular orders are often faster.
     """
     m, num_devices, cells = problem.num_microbatches, problem.placement.num_devices, table.num_cells
-    owner, offsets = table.owner, _offsets(problem)
+    owner, offsets = table.owner, order_offsets(problem)
     repeated = _with_weights(_repeat(starts, problem, table), owner, m, num_devices)
     first = _order(repeated, table)
     yield first
@@ -257,7 +251,7 @@ def block_schedules(problem: Problem, slopes: Iterable[Slopes], limits: Sequence
     found = found[: max(count, _NUM_TRIED)]
     if short != problem:
         found = _orders(problem, list({id(starts): starts for _, starts, _ in found}.values()), limits)
-    table, offsets = _table(problem), _offsets(problem)
+    table, offsets = _table(problem), order_offsets(problem)
     reworked = [
         (_span(table, order, offsets), order)
         for _, _, before in found[:_NUM_TRIED]
@@ -271,7 +265,7 @@ def _orders(
     problem: Problem, candidates: Iterable[Integers], limits: Sequence[float]
 ) -> list[tuple[float, Integers, Integers]]:
     """All orders of some blocks that fit, fastest first: seconds, block, order."""
-    table, offsets = _table(problem), _offsets(problem)
+    table, offsets = _table(problem), order_offsets(problem)
     room = np.array(limits) * (1.0 + _TOLERANCE)
     found = [
         (_span(table, order, offsets), starts, order)

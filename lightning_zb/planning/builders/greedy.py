@@ -98,6 +98,12 @@ def smallest_limits(problem: Problem) -> tuple[float, ...]:
     return tuple(result)
 
 
+def order_offsets(problem: Problem) -> Integers:
+    """Where each device's part of a flat order of F, B and W starts."""
+    placement, m = problem.placement, problem.num_microbatches
+    return np.cumsum([0] + [3 * m * len(placement.chunks_of(d)) for d in range(placement.num_devices)])
+
+
 def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[Integers, Integers]:
     """One list schedule, as flat arrays (`PassTable.encode`)."""
     placement, m = problem.placement, problem.num_microbatches

@@ -17,7 +17,7 @@ from lightning_zb.planning.less_memory import best_within, num_levels
 from lightning_zb.planning.placement import cyclic, wave
 from lightning_zb.planning.registry import Problem, ScheduleSpec, register, register_numbered
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.simulation import spans, tabulate
+from lightning_zb.planning.simulation import Integers, spans, tabulate
 
 _CLOCKS = (
     (1, Detour.NONE),
@@ -69,7 +69,7 @@ GRID = tuple(
 """What to choose from, the most useful first."""
 
 # Passes to place at a coarse level, and at all fine ones together; a few choices are tried whatever the size.
-_COARSE_PASSES, _FINE_PASSES = 3_000_000, 1_000_000
+_COARSE_PASSES, _FINE_PASSES = 1_500_000, 1_000_000
 _FEWEST_COARSE, _FEWEST_FINE = 16, 6
 _PASSES_BESIDE = 500  # that could be placed in the time that one order takes whatever its size
 
@@ -83,7 +83,7 @@ def best_list_schedule(problem: Problem) -> Schedule:
     return best_within(problem, _best_at)
 
 
-def _best_at(problem: Problem, is_coarse: bool) -> Schedule:
+def _best_at(problem: Problem, is_coarse: bool) -> Integers:
     """The list schedule of least step_time, then least makespan, at one level."""
     arguments = (problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches)
     table = tabulate(*arguments)
@@ -106,7 +106,7 @@ def _best_at(problem: Problem, is_coarse: bool) -> Schedule:
             best_figures, best_order = figures, order
         if _about(best_figures[0], bound):
             break
-    return table.decode(best_order, offsets)
+    return best_order
 
 
 def _about(a: float, b: float) -> bool:
