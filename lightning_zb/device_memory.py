@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_zb.pipeline import Pipeline
-from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, workspace_bytes
+from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, transient_bytes, workspace_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.registry import ScheduleSpec, find_schedule
 from lightning_zb.profile_window import Profile
@@ -53,11 +53,14 @@ def excess(pipeline: Pipeline) -> str | None:
 
 def held_too_much(plan: Plan, peak_bytes: Sequence[float]) -> Iterator[str]:
     """A sentence for each device whose measured peak of activations is above the limit of the plan that ran."""
-    for device, peak in enumerate(peak_bytes):
-        if plan.memory_limit is not None and peak > plan.memory_limit[device]:
+    if plan.memory_limit is None:
+        return
+    transient = transient_bytes(plan.costs, plan.partition, plan.placement)
+    for device, (peak, limit, moment) in enumerate(zip(peak_bytes, plan.memory_limit, transient, strict=True)):
+        if peak > limit + moment:
             yield (
                 f"device {device} held {format_bytes(peak)} of activations, more than the "
-                f"{format_bytes(plan.memory_limit[device])} that its memory budget leaves; "
+                f"{format_bytes(limit + moment)} that its memory budget leaves; "
                 f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
             )
 

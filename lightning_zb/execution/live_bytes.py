@@ -43,6 +43,7 @@ class LiveBytes:
         self.ignored = ignored
         self.now = 0
         self.peak = 0
+        self._since, self._highest = 0, 0
         self._holders: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
 
@@ -58,6 +59,7 @@ class LiveBytes:
             self._holders[key] = 0
             self.now += self._sizes[key]
             self.peak = max(self.peak, self.now)
+            self._highest = max(self._highest, self.now)
         self._holders[key] += 1
         return Held(tensor, self, key)
 
@@ -67,6 +69,15 @@ class LiveBytes:
         if not self._holders[key]:
             del self._holders[key]
             self.now -= self._sizes.pop(key)
+
+    def watch(self) -> None:
+        """Let `rise` begin anew."""
+        self._since = self._highest = self.now
+
+    @property
+    def rise(self) -> int:
+        """The most bytes held since `watch`, beyond those held then."""
+        return self._highest - self._since
 
     def hooks(self, note: Callable[[int, int], None]) -> saved_tensors_hooks:
         """Inside, count what autograd saves.

@@ -97,6 +97,7 @@ def profile_items(
                 role=role,
                 state_bytes=state_bytes,
                 workspace_bytes=_workspace(counted, chunk, parameter_bytes, chunk_bytes),
+                transient_bytes=float(counted.transient_bytes.get(item, 0)),
                 backward=shorter * (backward_input + backward_weight) if totals["BW"] > 0.0 else None,
             )
             high = tuple(divided[part][place][1] for part in PARTS)

@@ -45,6 +45,8 @@ class LayerRecorder(StepRecorder):
         """For each item M_B, one entry a microbatch."""
         self.stashed_bytes: dict[int, list[int]] = {}
         """For each item M_W, one entry a microbatch."""
+        self.transient_bytes: dict[int, int] = {}
+        """For each item the most that its B held beyond what there was when it began."""
         self.output_bytes: dict[int, int] = {}
         """For each item the bytes of what it returned."""
         self.users: dict[int, int] = {}
@@ -172,6 +174,10 @@ class LayerRecorder(StepRecorder):
         now = self.clock.mark()
         if self._item is not None and self._part is not None:
             self.segment(self._part, self._item, self._since, now)
+            if self.meter is not None and self._part == "B":
+                self.transient_bytes[self._item] = max(self.transient_bytes.get(self._item, 0), self.meter.rise)
+        if self.meter is not None:
+            self.meter.watch()
         self._item, self._since = item, now
 
     def _note_targets(self, item: int, targets: Sequence[Target | None]) -> None:

@@ -42,13 +42,16 @@ def activation_limits(budget: MemoryBudget, costs: CostModel, partition: Partiti
     Raises:
         ValueError: the budget cannot be read, or a list has not one entry for each device.
     """
-    return limits_beside(budget, costs, constant_bytes(costs, partition, placement))
+    beside = constant_bytes(costs, partition, placement), transient_bytes(costs, partition, placement)
+    return limits_beside(budget, costs, *beside)
 
 
-def limits_beside(budget: MemoryBudget, costs: CostModel, constant: Sequence[float]) -> tuple[float, ...]:
-    """As `activation_limits`, given what each device holds besides."""
+def limits_beside(
+    budget: MemoryBudget, costs: CostModel, constant: Sequence[float], transient: Sequence[float]
+) -> tuple[float, ...]:
+    """As `activation_limits`, given what each device holds besides, all the time and for a moment."""
     entries = _per_device(budget, len(constant))
-    return tuple(_limit(entry, costs, constant[d]) for d, entry in enumerate(entries))
+    return tuple(_limit(entry, costs, constant[d]) - transient[d] for d, entry in enumerate(entries))
 
 
 def constant_bytes(costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
@@ -67,6 +70,14 @@ def workspace_bytes(costs: CostModel, partition: Partition, placement: Placement
     return tuple(workspace)
 
 
+def transient_bytes(costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
+    """For each device the most that one B holds for a moment beyond what counts between passes."""
+    most = [0.0] * placement.num_devices
+    for chunk, device in zip(costs.chunks(partition), placement.devices, strict=True):
+        most[device] = max(most[device], chunk.transient_bytes)
+    return tuple(most)
+
+
 def infeasible(
     budget: MemoryBudget, needed: tuple[float, ...], what: str, costs: CostModel, partition: Partition, placement: Placement
 ) -> InfeasibleBudget:
@@ -81,6 +92,8 @@ def infeasible(
         placement: chunks to devices.
     """
     constant = constant_bytes(costs, partition, placement)
+    transient = transient_bytes(costs, partition, placement)
+    needed = tuple(need + moment for need, moment in zip(needed, transient, strict=True))
     entries = _per_device(budget, placement.num_devices)
     smallest = [_smallest(entry, need, costs, constant[d]) for d, (entry, need) in enumerate(zip(entries, needed, strict=True))]
     single = isinstance(budget, (int, float, str))

@@ -39,6 +39,7 @@ class LayerCost:
         workspace_bytes: what a pass holds only while it runs, by pass kind value (`"F"`, `"B"`, `"W"`). The layers of a
             chunk follow each other in F and B, so that the largest counts, but W holds the gradients of all.
         backward: seconds of BW, which saves what splitting costs; None where it is B + W.
+        transient_bytes: what B holds for a moment beyond M_B: it stashes gradients before it gives activations back.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LayerCost:
     state_bytes: float | None = None
     workspace_bytes: dict[str, float] = field(default_factory=dict)
     backward: float | None = None
+    transient_bytes: float = 0.0
 
     @property
     def work(self) -> float:
@@ -109,6 +111,7 @@ class ChunkCost:
     output_bytes: float = 0.0
     state_bytes: float = 0.0
     backward: float | None = None
+    transient_bytes: float = 0.0
 
     @property
     def work(self) -> float:
@@ -167,6 +170,7 @@ class CostModel:
             output_bytes=items[-1].output_bytes,
             state_bytes=sum(c.parameter_bytes if c.state_bytes is None else c.state_bytes for c in items),
             backward=None if all(c.backward is None for c in items) else sum(c.whole_backward for c in items),
+            transient_bytes=max(c.transient_bytes for c in items),
         )
 
     def workspace_bytes(self, layers: Sequence[int]) -> float:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Json = Mapping[str, Any]
 
 _COSTS = ("forward", "backward_input", "backward_weight")
-_BYTES = ("activation_bytes", "weight_stash_bytes", "parameter_bytes", "output_bytes")
+_BYTES = ("activation_bytes", "weight_stash_bytes", "parameter_bytes", "output_bytes", "transient_bytes")
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -146,6 +146,7 @@ def costs_from_json(data: Json) -> CostModel:
 def _layer_to_json(layer: LayerCost) -> dict[str, Any]:
     record = asdict(layer)
     optional: dict[str, Any] = {"role": LayerRole.LAYER, "state_bytes": None, "workspace_bytes": {}, "backward": None}
+    optional["transient_bytes"] = 0.0
     record = {key: value for key, value in record.items() if key not in optional or value != optional[key]}
     return {**record, "role": layer.role.value} if "role" in record else record
 

@@ -24,6 +24,7 @@ from lightning_zb.drift import find_drift
 from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes
 from lightning_zb.model.layers import find_layers
 from lightning_zb.plan_choice import PlanRequest, choose_plan
+from lightning_zb.planning.budget import transient_bytes
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planfile import read_plan
 from lightning_zb.planning.planner import make_plan
@@ -157,14 +158,16 @@ def test_budgets_in_bytes_count_once_layers_are_measured(budget, tmp_path: Path)
         trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(memory_budget=budget, virtual_devices=2), tmp_path, 10)
     plan, profile = trainer.strategy.plan, callback.profile
     assert plan.memory_limit is not None
+    transient = transient_bytes(plan.costs, plan.partition, plan.placement)
+    assert min(transient) > 0
     for device, entry in enumerate(budget if isinstance(budget, list) else [budget] * 2):
         if isinstance(entry, str):
             chunks = [[plan.costs.layers[i] for i in plan.partition.chunks[c]] for c in plan.placement.chunks_of(device)]
             states = sum(layer.state_bytes for chunk in chunks for layer in chunk)
             gradients = max(sum(layer.parameter_bytes for layer in chunk) for chunk in chunks)  # of one W
-            assert plan.memory_limit[device] == pytest.approx(int(entry[0]) * 2**20 - states - gradients)
+            assert plan.memory_limit[device] == pytest.approx(int(entry[0]) * 2**20 - states - gradients - transient[device])
         else:
-            assert plan.memory_limit[device] == pytest.approx(entry * plan.costs.activation_bytes)
+            assert plan.memory_limit[device] == pytest.approx(entry * plan.costs.activation_bytes - transient[device])
         assert profile.peak_bytes[device] == pytest.approx(plan.predicted.peak_bytes[device], rel=0.1)
     logged = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"zb/bubble_rate", "zb/step_time_predicted", "zb/step_time_measured", "zb/rollbacks", "zb/peak_memory"} <= set(

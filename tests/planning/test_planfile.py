@@ -39,7 +39,7 @@ def test_round_trips(data):
 
 def test_files(tmp_path):
     layers = (
-        LayerCost("embedding", 0.1, 0.0, 0.2, role=LayerRole.PROLOGUE, workspace_bytes={"F": 3.0}),
+        LayerCost("embedding", 0.1, 0.0, 0.2, role=LayerRole.PROLOGUE, workspace_bytes={"F": 3.0}, transient_bytes=2.0),
         LayerCost("layer", 1, 1, 1, 5, 2, 7, 3, state_bytes=9.0, backward=1.5),
         LayerCost("head", 1, 1, 1, role=LayerRole.EPILOGUE),
     )

@@ -87,12 +87,13 @@ class Scorer:
     def problem(self, layout: Layout, num_microbatches: int | None = None) -> Problem | None:
         """What is to be ordered; None where not even one microbatch at a time fits the memory."""
         chunks = [self._chunk(cut) for cut in pairwise(layout.cuts)]
-        states, workspace = [0.0] * self.num_devices, [0.0] * self.num_devices
+        states, workspace, transient = ([0.0] * self.num_devices for _ in range(3))
         for (cost, room), device in zip(chunks, layout.devices, strict=True):
             states[device] += cost.state_bytes
             workspace[device] = max(workspace[device], room)
+            transient[device] = max(transient[device], cost.transient_bytes)
         constant = [s + w for s, w in zip(states, workspace, strict=True)]
-        limits = limits_beside(self.budget, self.costs, constant)
+        limits = limits_beside(self.budget, self.costs, constant, transient)
         m = num_microbatches or self.num_microbatches
         problem = Problem(layout.placement, tuple(cost for cost, _ in chunks), self.costs, m, limits)
         return problem if fits(smallest_limits(problem), limits) else None
