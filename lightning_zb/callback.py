@@ -97,7 +97,7 @@ class ZeroBubbleCallback(pl.Callback):
         self._next_check = 0
         self._measured_plan: Plan | None = None
         self._priced: Plan | None = None  # on rank 0 the running plan with the costs measured last
-        self._replaced: tuple[Plan, float] | None = None  # on rank 0 the plan before this one, and the seconds of its step
+        self._replaced: tuple[Plan, Profile] | None = None  # on rank 0 the plan before this one, and what it was measured to do
         self._recent: deque[float] = deque(maxlen=50)
         self._peak_bytes = 0.0
         self._has_exceeded = False
@@ -274,8 +274,8 @@ class ZeroBubbleCallback(pl.Callback):
     def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
         """Run the plan that was decided on from the next step on."""
         self._deliberation = None
-        if self._priced is not None and self.profile is not None and self.profile.timeline is not None:
-            self._replaced = self._priced, self.profile.timeline.makespan
+        if self._priced is not None and self.profile is not None:
+            self._replaced = self._priced, self.profile
         self._follow(trainer, pipeline, decision)
         if decision.change == "nothing":
             self._report(trainer, decision.plan)
@@ -296,12 +296,16 @@ class ZeroBubbleCallback(pl.Callback):
     def _has_gone_back(self, trainer: pl.Trainer, pipeline: Pipeline) -> bool:
         """Whether the plan before runs again, since with this one steps take longer: costs may be measured in a bad moment."""
         decision: Decision | None = None
-        timeline = None if self.profile is None else self.profile.timeline
-        if self._replaced is not None and timeline is not None and pipeline.channels is not None:  # else devices take turns
-            decision = go_back(pipeline.plan, timeline.makespan, *self._replaced)
+        if self._replaced is not None and self.profile is not None and pipeline.channels is not None:  # else devices take turns
+            before, profile = self._replaced
+            if self.profile.timeline is not None and profile.timeline is not None:
+                took = self.profile.timeline.makespan, profile.timeline.makespan
+                decision = go_back(pipeline.plan, took[0], before, took[1])
         decision = trainer.strategy.broadcast(decision)
         if decision is None:
             return False
+        if self._replaced is not None:
+            self.profile = self._replaced[1]
         self._replaced = self._priced = None
         self._follow(trainer, pipeline, decision)
         self._report(trainer, decision.plan)

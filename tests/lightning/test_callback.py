@@ -92,10 +92,11 @@ def test_a_plan_that_turns_out_slower_is_given_up():
         pipeline.switch = lambda plan, pipeline=pipeline: setattr(pipeline, "plan", plan)
         trainer = SimpleNamespace(strategy=SimpleNamespace(broadcast=lambda value: value), global_step=9, loggers=[])
         callback = lightning_zb.ZeroBubbleCallback()
-        callback._replaced = before, 1.0
-        callback.profile = SimpleNamespace(timeline=SimpleNamespace(makespan=took))
+        profiles = [SimpleNamespace(timeline=SimpleNamespace(makespan=seconds)) for seconds in (1.0, took)]
+        callback._replaced, callback.profile = (before, profiles[0]), profiles[1]
         assert callback._has_gone_back(trainer, pipeline) is (expected is before)
         assert pipeline.plan is expected
+        assert callback.profile is profiles[expected is new]
         if expected is before:
             (decision,) = callback.decisions
             assert (decision.change, decision.step) == ("placement", 9)
