@@ -11,11 +11,14 @@ import torch.distributed as dist
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, transient_bytes, workspace_bytes
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.registry import ScheduleSpec, find_schedule
+from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
 from lightning_zb.profile_window import Profile
 
 RESERVE = 0.1
 """Share of a device's free memory that is left alone: fragments, workspaces, what libraries allocate later."""
+
+_ENOUGH = 2.0
+"""The budget beyond which a search gains next to nothing: twice what 1f1b holds, as zb-2p of the first paper."""
 
 
 def free_bytes(device: torch.device) -> float | None:
@@ -66,7 +69,7 @@ def held_too_much(plan: Plan, peak_bytes: Sequence[float]) -> Iterator[str]:
 
 
 def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:
-    """The budget to plan with: the one asked for, or what the devices have left (a collective).
+    """The budget to plan with: the one asked for, or what the devices have left and a search can use (a collective).
 
     Args:
         pipeline: what runs.
@@ -74,23 +77,29 @@ def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:
     """
     asked = pipeline.request.memory_budget
     left = free_bytes(pipeline.device)
-    if asked is not None or left is None:
+    if asked is not None:
         return asked
+    spec = _asked_schedule(pipeline)
+    enough = _ENOUGH if isinstance(spec, SearchSpec) else None
+    if left is None:
+        return enough
     everyone: list[Any] = [(pipeline.devices[0], left)]
     if pipeline.channels is not None:
         everyone = [None] * pipeline.plan.num_devices
         dist.all_gather_object(everyone, (pipeline.devices[0], left), group=pipeline.channels.control)
-    if profile is None or profile.costs is None or not profile.costs.activation_bytes or _has_own_budget(pipeline):
+    has_own = isinstance(spec, ScheduleSpec) and spec.own_budget is not None
+    if profile is None or profile.costs is None or not profile.costs.activation_bytes or has_own:
         return None
     by_device = dict(everyone)
     devices = range(pipeline.plan.num_devices)
     workspace = workspace_bytes(profile.costs, pipeline.plan.partition, pipeline.plan.placement)
-    return [max(1.0, by_device.get(d, left) - workspace[d]) / profile.costs.activation_bytes for d in devices]
+    free = [max(1.0, by_device.get(d, left) - workspace[d]) / profile.costs.activation_bytes for d in devices]
+    return free if enough is None else [min(f, enough) for f in free]
 
 
-def _has_own_budget(pipeline: Pipeline) -> bool:
+def _asked_schedule(pipeline: Pipeline) -> ScheduleSpec | SearchSpec | None:
+    """The schedule that was asked for; None for a plan file."""
     try:
-        spec = find_schedule(pipeline.request.schedule)
+        return find_schedule(pipeline.request.schedule)
     except ValueError:
-        return False
-    return isinstance(spec, ScheduleSpec) and spec.own_budget is not None
+        return None

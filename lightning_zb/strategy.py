@@ -46,7 +46,8 @@ class ZeroBubbleStrategy(PipelineCommunication):
         schedule: `"auto"` finds partition, placement and order together, once the first steps have measured the layers (they
             run as zb-v); or a schedule's name (`zb-v`, `1f1b`, ...), or the path of a plan file.
         memory_budget: activation memory of a device: a multiple of what one microbatch of the whole model holds, a size
-            such as `"40GiB"` for everything on the device, a list with one entry a device, or None for what is left.
+            such as `"40GiB"` for everything on the device, a list with one entry a device, or None for what is left
+            (`auto` takes no more than 2.0 of it, beyond which next to nothing is gained).
         layers: dotted path of the container that holds the layers, or several paths; None to find it.
         side_channels: dotted name of a list, or of several, that layers append to and the step empties before they run
             (auxiliary losses): its entries travel along. What Hugging Face models gather needs no name.
