@@ -99,6 +99,6 @@ def worlds_table(found: Sequence[World]) -> str:
         if world.plan is None:
             rows.append([split, "-", "-", "-", world.refusal])
             continue
-        step, reduction = world.plan.predicted.step_time, world.reduction
+        step, reduction = world.seconds - world.reduction, world.reduction
         rows.append([split, f"{step / second:.2f}", f"{reduction / second:.2f}", f"{world.seconds / second:.2f}", ""])
     return table(["pipelines x devices", f"step_time ({name})", "gradients", "together", ""], rows, left=(0, 4))

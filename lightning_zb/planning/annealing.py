@@ -3,7 +3,8 @@
 A move shifts one pass along its device. Every pass keeps its start (the longest way to it) and its tail (the longest way
 from its start to a device's end, less that device's own start), so the cost is the largest start + tail, and most bad
 moves are refused after a look at the passes between the old and the new place. What is not refused is propagated until
-nothing changes, so a move that matters only locally costs little whatever the number of microbatches.
+nothing changes, so a move that matters only locally costs little whatever the number of microbatches. A reduction of
+gradients is a way to the device's end too.
 """
 
 from __future__ import annotations

@@ -66,6 +66,8 @@ def longest(instance, state, x, own_start):
         tail = state.tail[state.order[at]]
     else:
         tail = -own_start * state.start[state.order[instance.offset[d]]]
+    if kind == 2 and x % m == m - 1 and instance.reduction[c] > 0.0:
+        tail = max(tail, instance.reduction[c] - own_start * state.start[state.order[instance.offset[d]]])
     if kind < 2:
         tail = max(tail, state.tail[x + nm])
         if kind == 0 and c < n - 1:
@@ -77,7 +79,7 @@ def longest(instance, state, x, own_start):
 
 @njit(cache=True, nogil=True)
 def measure_spans(instance, state, own_start):
-    """Write the largest and the mean span."""
+    """Write the largest and the mean span; reductions count as if none of a device had to wait for another."""
     n, m = len(instance.device), instance.num_microbatches
     nm = n * m
     num_devices = len(instance.chunk_start) - 1
@@ -85,6 +87,10 @@ def measure_spans(instance, state, own_start):
     for d in range(num_devices):
         y = state.order[instance.offset[d + 1] - 1]
         span = state.start[y] + instance.duration[y // nm, (y % nm) // m]
+        for i in range(instance.chunk_start[d], instance.chunk_start[d + 1]):
+            c = instance.chunk_list[i]
+            if instance.reduction[c] > 0.0:
+                span = max(span, state.start[2 * nm + c * m + m - 1] + instance.duration[2, c] + instance.reduction[c])
         span -= own_start * state.start[state.order[instance.offset[d]]]
         worst = max(worst, span)
         total += span

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders, meets
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits, infeasible
@@ -18,6 +19,9 @@ from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus
 from lightning_zb.planning.registry import PlanRequest, Problem, ScheduleSpec, SearchSpec, find_schedule
 from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.timeline import memory_peaks, predict
+
+_LOOKS = 6
+"""A search with whole or with split backwards starts with a look at either: so many looks are the effort of a plan."""
 
 
 def make_plan(
@@ -75,25 +79,39 @@ def make_plan(
 
 
 def _shorter_of_split_and_whole(spec: SearchSpec, request: PlanRequest) -> Plan:
-    """Order split backwards and then fuse, or order whole ones and then split: whichever is faster."""
+    """Order split backwards and then fuse, or order whole ones and then split: after a look at both whichever is faster."""
     started = time.perf_counter()
+    figure = Objective(request.options.get("objective", Objective.STEP_TIME)).value
+    ways = (spec.plan, partial(_plan_whole, spec))
+    look, rest = _with_share(spec, request, 1 / _LOOKS), _with_share(spec, request, 1 - len(ways) / _LOOKS)
+    found = [(way(look), way) for way in ways]
+    first, way = min(found, key=lambda pair: getattr(pair[0].predicted, figure))
+    best = min((first, way(rest)), key=lambda p: getattr(p.predicted, figure))
+    return replace(best, planner=replace(best.planner, seconds=time.perf_counter() - started))
+
+
+def _with_share(spec: SearchSpec, request: PlanRequest, share: float) -> PlanRequest:
+    """The request with a share of its effort, whole units and one at least, and of the seconds it may take."""
+    effort = int(request.options.get("effort", spec.default_effort))  # type: ignore[call-overload]
+    options = {**request.options, "effort": min(effort, max(1, round(share * effort)))}
     if (seconds := request.options.get("seconds")) is not None:
-        request = replace(request, options={**request.options, "seconds": float(seconds) / 2})  # type: ignore[arg-type]
-    plan = spec.plan(request)
+        options["seconds"] = share * float(seconds)  # type: ignore[arg-type]
+    return replace(request, options=options)
+
+
+def _plan_whole(spec: SearchSpec, request: PlanRequest) -> Plan:
+    """Plan as if no backward could be split, then split those that it pays for."""
     whole = spec.plan(replace(request, costs=with_whole_backwards(request.costs)))
     limits = (float("inf"),) * request.num_devices if whole.memory_limit is None else whole.memory_limit
     chunk_costs = request.costs.chunks(whole.partition)
     problem = Problem(whole.placement, chunk_costs, request.costs, request.num_microbatches, limits)
-    other = assemble_plan(
+    return assemble_plan(
         spec.name,
         problem,
         whole.partition,
         split_backward(all_whole(whole.schedule), whole.placement, chunk_costs, request.costs),
         reason=f"{whole.planner.reason}; backwards run whole, which is faster than to split each",
     )
-    figure = Objective(request.options.get("objective", Objective.STEP_TIME)).value
-    best = min((plan, other), key=lambda p: getattr(p.predicted, figure))
-    return replace(best, planner=replace(best.planner, seconds=time.perf_counter() - started))
 
 
 def assemble_plan(

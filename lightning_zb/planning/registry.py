@@ -94,12 +94,14 @@ class SearchSpec:
         plan: makes the whole plan; raises `InfeasibleBudget` where nothing fits.
         assumption: under which it is at its best.
         memory: what it holds, in words.
+        default_effort: what its option `effort` is where it is not given.
     """
 
     name: str
     plan: Callable[[PlanRequest], Plan]
     assumption: str
     memory: str
+    default_effort: int = 1
 
 
 _specs: dict[str, ScheduleSpec | SearchSpec] = {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lightning_zb.planning.costs import CostModel, Link
-from lightning_zb.planning.performance import device_performance
+from lightning_zb.planning.costs import CostModel, Link, Reduction
 from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.timeline import simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class World:
     Args:
         num_replicas: D, pipelines that train side by side.
         num_devices: P, devices of each.
-        plan: of one pipeline; it runs 1/D of the microbatches.
-        reduction: seconds after the step in which gradients are added over the replicas.
+        plan: of one pipeline; it runs 1/D of the microbatches, and its costs charge the reduction of gradients over replicas.
+        reduction: seconds that the reduction adds to the step, where no pass of another chunk hides it.
         refusal: why there is no plan; empty where there is one.
     """
 
@@ -31,7 +31,7 @@ class World:
     @property
     def seconds(self) -> float:
         """A step with its reduction; infinite without a plan."""
-        return float("inf") if self.plan is None else self.plan.predicted.step_time + self.reduction
+        return float("inf") if self.plan is None else self.plan.predicted.step_time
 
 
 def worlds(
@@ -43,15 +43,15 @@ def worlds(
 ) -> tuple[World, ...]:
     """Every split of the devices into equal pipelines, the fastest first.
 
-    The global batch is the same for all: D pipelines run num_microbatches / D microbatches each. Gradients are charged
-    as a ring all-reduce of what the fullest device of a pipeline holds, after the step, 2 (D - 1) rounds of 1/D of it.
+    The global batch is the same for all: D pipelines run num_microbatches / D microbatches each.
 
     Args:
-        costs: of the model; one link for all pairs and devices of one speed, since each split uses its own pairs.
+        costs: of the model; one link for all pairs and devices of one speed, since each split uses its own pairs. The replicas
+            of their reduction do not count, its link does.
         world_size: all devices.
         num_microbatches: of the global batch.
         make: plans one pipeline, given costs, devices and microbatches; a ValueError refuses.
-        reduction_link: between replicas; None: as between the devices of a pipeline.
+        reduction_link: between replicas; None: that of the costs' reduction, or as between the devices of a pipeline.
 
     Raises:
         ValueError: the costs have links or speeds by device, or no split has a plan; says why for each.
@@ -60,7 +60,7 @@ def worlds(
         raise ValueError(f"world size {world_size} has no devices; write 1 or more")
     if not isinstance(costs.link, Link) or costs.device_speed is not None:
         raise ValueError("a choice of pipeline sizes needs one link for all pairs and devices of one speed")
-    link = costs.link if reduction_link is None else reduction_link
+    link = reduction_link or (costs.link if costs.reduction is None else costs.reduction.link)
     found = []
     for num_devices in (p for p in range(1, world_size + 1) if world_size % p == 0):
         num_replicas = world_size // num_devices
@@ -69,18 +69,14 @@ def worlds(
             found.append(World(num_replicas, num_devices, None, refusal=refusal))
             continue
         try:
-            plan = make(costs, num_devices, num_microbatches // num_replicas)
+            reduction = Reduction(num_replicas, link) if num_replicas > 1 else None
+            plan = make(replace(costs, reduction=reduction), num_devices, num_microbatches // num_replicas)
         except ValueError as error:
             found.append(World(num_replicas, num_devices, None, refusal=str(error)))
             continue
-        largest = max(device.gradient_bytes for device in device_performance(plan))
-        found.append(World(num_replicas, num_devices, plan, ring_seconds(num_replicas, largest, link)))
+        alone = simulate(plan.schedule, plan.placement, costs.chunks(plan.partition), replace(costs, reduction=None))
+        found.append(World(num_replicas, num_devices, plan, plan.predicted.step_time - alone.step_time))
     if all(world.plan is None for world in found):
         reasons = "; ".join(f"{w.num_replicas} x {w.num_devices}: {w.refusal}" for w in found)
         raise ValueError(f"no split of {world_size} devices into pipelines has a plan ({reasons})")
     return tuple(sorted(found, key=lambda world: (world.seconds, world.num_devices)))
-
-
-def ring_seconds(num_replicas: int, num_bytes: float, link: Link) -> float:
-    """Seconds of a ring all-reduce of so many bytes."""
-    return 2 * (num_replicas - 1) * link.seconds(num_bytes / num_replicas) if num_replicas > 1 else 0.0

@@ -29,6 +29,7 @@ from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import find_schedule, known_schedules
+from recipes.benchmarks.joint_optimum import joint_optimum
 from recipes.costs.device import H800
 from recipes.costs.models import CONFIGURATIONS, Configuration
 from recipes.costs.random_cases import RandomCase, Trait, random_case
@@ -178,6 +179,31 @@ def _against_names(case: RandomCase, options: Row) -> Row:
     return {"case": case.name, "P": p, "m": m, "floor": plan.ideal_seconds, "best": best, "named": best and found[best], **row}
 
 
+def optimality(options: Row) -> Iterator[Task]:
+    """Small cases of each trait: the order beside the exact solver's for the same layout, and all beside all layouts."""
+    for trait in Trait:
+        for seed in range(2):
+            yield f"order {trait.value} {seed}", partial(_beside_the_solver, trait, seed, options)
+            yield f"joint {trait.value} {seed}", partial(_beside_all_layouts, trait, seed, options)
+
+
+def _beside_the_solver(trait: Trait, seed: int, options: Row) -> Row:
+    case = random_case(seed, trait, num_devices=3, num_layers=6, num_microbatches=3)
+    plan, row = measured(case.costs, 3, 3, case.memory, **options)
+    chunks = case.costs.chunks(plan.partition)
+    limits = plan.memory_limit
+    found = solve(plan.placement, chunks, case.costs, 3, limits, EXACT_SECONDS, warm_start=plan.schedule)
+    proved = found.status is PlanStatus.OPTIMAL
+    return {"P": 3, "m": 3, "items": len(case.costs.layers), "exact": found.value, "proved": proved, **row}
+
+
+def _beside_all_layouts(trait: Trait, seed: int, options: Row) -> Row:
+    case = random_case(seed, trait, num_devices=2, num_layers=4, num_microbatches=2)
+    plan, row = measured(case.costs, 2, 2, case.memory, **options)
+    best = joint_optimum(case, 4, step_time(plan))
+    return {"P": 2, "m": 2, "items": len(case.costs.layers), "exact": best, "proved": False, **row}
+
+
 def scaling(options: Row) -> Iterator[Task]:
     """Nemotron-H (large), 4K tokens, 8 to 128 devices in pipelines of eight: strong with 256 microbatches in all, weak with 32
     a pipeline. Gradients are reduced in a ring after the step."""
@@ -228,6 +254,7 @@ PARTS = {
     "random": random_cases,
     "scaling": scaling,
     "generation": generation,
+    "optimality": optimality,
 }
 
 

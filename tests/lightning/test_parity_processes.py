@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.lightning import odd_plans
 from tests.lightning.fitting import Case, differences, run
 from tests.lightning.processes import run_cases
 
@@ -44,7 +45,10 @@ def _cases(num_ranks: int) -> list[Case]:
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_processes(num_ranks: int, tmp_path: Path):
-    cases = _cases(num_ranks)
+    shape = next(name for name in odd_plans.SHAPES if odd_plans.num_devices(name) == num_ranks)
+    plan = odd_plans.write(shape, 4, tmp_path / "plan.json")
+    odd = Case("odd", "tokens", strategy={"schedule": str(plan)}, devices=num_ranks, **{**_COMMON, "size": 16})
+    cases = [*_cases(num_ranks), odd]
     results = run_cases(cases, num_ranks, tmp_path, seconds=300)
     found = {}
     for case in cases:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_zb.planning import planner
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.fusing import fuse_backward, split_backward
 from lightning_zb.planning.placement import cyclic
@@ -133,3 +134,15 @@ def test_whole_backwards_keep_the_limits_of_memory(data):
     assert plan.predicted.peak_bytes == pytest.approx(peaks)
     assert reference.ascending(plan.schedule)
     assert plan.predicted.lower_bound <= plan.predicted.step_time * (1 + 1e-9)
+
+
+def test_a_search_looks_at_both_ways_and_goes_on_with_one(monkeypatch):
+    spec, efforts = find_schedule("auto"), []
+
+    def plan(request):
+        efforts.append(request.options["effort"])
+        return spec.plan(request)
+
+    monkeypatch.setattr(planner, "find_schedule", lambda name: replace(spec, plan=plan))
+    assert num_whole(planner.make_plan(costs_of(4, backward=1.5), 2, 4, "auto", effort=12).schedule) > 0
+    assert efforts == [2, 2, 8]

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_zb.planning.annealing import anneal
 from lightning_zb.planning.bounds import Objective, bounds_of_orders
+from lightning_zb.planning.cooptimize.layout import Layout
+from lightning_zb.planning.cooptimize.scoring import Scorer
 from lightning_zb.planning.costs import CostModel, LayerCost, Link, Reduction
 from lightning_zb.planning.instance import build_instance, from_schedule
 from lightning_zb.planning.placement import Placement, cyclic
 from lightning_zb.planning.planner import make_plan
+from lightning_zb.planning.random_stream import new_stream
 from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.search import measure, search
 from lightning_zb.planning.timeline import simulate
@@ -77,6 +81,32 @@ def test_the_search_finishes_chunks_early_where_reductions_are_long():
     assert result.value < 18 + 6
     timeline = simulate(result.schedule, Placement((0, 0), 1), chunks, costs)
     assert timeline.step_time == pytest.approx(result.value)
+
+
+def test_annealing_knows_the_reductions():
+    """The same problem from an order that is as good as any but for the reduction: chunk 1 ends last."""
+    costs = CostModel(
+        tuple(LayerCost(f"{i}", 1, 1, 1, parameter_bytes=b) for i, b in enumerate((0.0, 6.0))),
+        reduction=Reduction(2, Link(0.0, 1.0)),
+    )
+    instance = build_instance(Placement((0, 0), 1), [costs.chunk([i]) for i in range(2)], costs, 2)
+    schedule = Schedule.parse(
+        [["F0.0", "F1.0", "B1.0", "B0.0", "W0.0", "F0.1", "F1.1", "B1.1", "B0.1", "W0.1", "W1.0", "W1.1"]]
+    )
+    order = from_schedule(instance, schedule)
+    assert measure(instance, order) == 12 + 6
+    found = anneal(instance, order, new_stream(0), 20_000, 0.1, 0.01, 0.1, 3.0, 0.6, 1.0)
+    assert found == measure(instance, order) == 8 + 6  # W1.1 right after B1.1 and W1.0
+
+
+def test_a_look_at_a_layout_counts_the_reductions():
+    costs = with_reduction(CostModel(tuple(LayerCost(f"{i}", 1, 2, 1, 1.0, 0.5) for i in range(6))), bandwidth=0.25)
+    scorer = Scorer(costs, 2, 6, 2.0)
+    layout = Layout((2, 1, 3), (0, 1, 0), 2)
+    value, schedule = scorer.quick_schedule(layout)
+    chunks = costs.chunks(layout.partition)
+    assert value == pytest.approx(simulate(schedule, layout.placement, chunks, costs).step_time)
+    assert value > simulate(schedule, layout.placement, chunks, replace(costs, reduction=None)).step_time
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lightning_zb.planning.costs import CostModel, LayerCost, Link
+from lightning_zb.planning.costs import CostModel, LayerCost, Link, Reduction
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.worlds import ring_seconds, worlds
+from lightning_zb.planning.worlds import worlds
 
 
 def model(parameter_bytes, num_layers=8, link=Link(0.0, 1e9)):  # noqa: B008 (frozen)
@@ -18,11 +20,6 @@ def plan(costs, num_devices, num_microbatches, budget=None):
     return make_plan(costs, num_devices, num_microbatches, "1f1b", budget)
 
 
-def test_a_ring_moves_twice_the_bytes_but_for_one_share():
-    assert ring_seconds(1, 8.0, Link(1.0, 1.0)) == 0.0
-    assert ring_seconds(4, 8.0, Link(0.5, 4.0)) == pytest.approx(2 * 3 * (0.5 + 2.0 / 4.0))
-
-
 def test_small_models_are_replicated_and_large_ones_cut():
     """By hand: D x P devices, 16 microbatches; 1f1b takes (16 / D + P - 1) x 24 / P seconds."""
     small = worlds(model(1e3), 8, 16, plan)
@@ -32,6 +29,19 @@ def test_small_models_are_replicated_and_large_ones_cut():
     assert (large[0].num_replicas, large[0].num_devices) == (1, 8)
     assert large[0].reduction == 0.0
     assert large[-1].reduction == pytest.approx(2 * 7 / 8 * 8 * 40, rel=1e-3)
+    assert large[-1].plan.costs.reduction == Reduction(8, Link(0.0, 1e9))
+
+
+def test_what_the_cool_down_hides_costs_nothing():
+    """Two pipelines of four: the first device's gradients, ready last, are added after the step, 2 layers of 1.5 s each."""
+    found = {w.num_devices: w for w in worlds(model(1.5e9), 8, 16, plan)}
+    assert found[4].reduction == pytest.approx(3.0)
+    assert found[4].seconds == pytest.approx((8 + 3) * 6 + 3.0, rel=1e-3)
+
+
+def test_the_link_of_the_costs_own_reduction_counts():
+    slow = replace(model(1e9), reduction=Reduction(3, Link(0.0, 1e8)))
+    assert worlds(slow, 2, 4, plan)[-1].plan.costs.reduction == Reduction(2, Link(0.0, 1e8))
 
 
 def test_a_split_that_cannot_be_says_why():

@@ -69,5 +69,6 @@ register(
         plan=_plan,
         assumption="any costs; cuts layers and places chunks as they come out best, unless told otherwise",
         memory="the given limit; what the devices have by default",
+        default_effort=DEFAULT_EFFORT,
     )
 )

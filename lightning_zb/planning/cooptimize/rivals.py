@@ -68,4 +68,4 @@ def seconds(problem: Problem, schedule: Schedule, scorer: Scorer) -> float:
     order, offsets = table.encode(schedule)
     start, end = run_step(table, order, offsets)
     scorer.passes += len(order)
-    return scorer.span(start, end, offsets)
+    return scorer.span(table, order, start, end, offsets)

@@ -21,7 +21,7 @@ from lightning_zb.planning.cooptimize.plain_order import plain_schedule
 from lightning_zb.planning.costs import ChunkCost, CostModel
 from lightning_zb.planning.registry import Problem
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.simulation import Floats, Integers, PassTable, run_step, tabulate
+from lightning_zb.planning.simulation import Floats, Integers, PassTable, reductions, run_step, tabulate
 
 _ROUNDS = 3  # microbatches for each device of the step that layouts are judged by, so that warm-up and cool-down are whole
 
@@ -160,7 +160,7 @@ class Scorer:
         times = []
         for order, offsets in self._orders(problem, table):
             start, end = run_step(table, order, offsets)
-            seconds = self.span(start, end, offsets)
+            seconds = self.span(table, order, start, end, offsets)
             if left_out:
                 ends = np.zeros(4 * table.num_cells)
                 ends[order] = end
@@ -182,9 +182,11 @@ class Scorer:
             self.passes += len(order)
             yield order, offsets
 
-    def span(self, start: Floats, end: Floats, offsets: Integers) -> float:
-        """The step_time of what `run_step` says, or the makespan where that is minimised."""
+    def span(self, table: PassTable, order: Integers, start: Floats, end: Floats, offsets: Integers) -> float:
+        """The step_time of what `run_step` says, reductions included, or the makespan where that is minimised."""
         last = end[offsets[1:] - 1]
+        for device, *_, finish in reductions(table, order, end):
+            last[device] = max(last[device], finish)
         return float(last.max() if self.objective is Objective.MAKESPAN else (last - start[offsets[:-1]]).max())
 
     def quick_schedule(self, layout: Layout) -> tuple[float, Schedule]:
@@ -194,7 +196,7 @@ class Scorer:
         table = tabulate(problem.placement, problem.chunk_costs, self.costs, problem.num_microbatches)
         found = []
         for order, offsets in self._orders(problem, table):
-            found.append((self.span(*run_step(table, order, offsets), offsets), order, offsets))
+            found.append((self.span(table, order, *run_step(table, order, offsets), offsets), order, offsets))
         value, order, offsets = min(found, key=lambda item: item[0])
         return value, table.decode(order, offsets)
 
