@@ -1,0 +1,91 @@
+"""Whether another plan is worth it: what may change, what the budget says, how long planning may take, when to go back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from lightning_zb.drift import find_drift
+from lightning_zb.planning.planner import make_plan
+from lightning_zb.replanning import Replan, decide, step_seconds
+from tests.lightning.known_costs import EQUAL, UNEQUAL
+
+
+@pytest.mark.parametrize(
+    ("replan", "change"), [("off", "nothing"), ("order", "nothing"), ("partition", "partition"), ("placement", "placement")]
+)
+def test_only_what_may_change_changes(replan: str, change: str):
+    running = make_plan(EQUAL, 2, 8, "zb", 2.0)
+    decision = decide(running, UNEQUAL, Replan(replan), "zb", 2.0)
+    assert decision.change == change
+    assert decision.plan.costs is UNEQUAL
+    before = decide(running, UNEQUAL, Replan.OFF, "zb", 2.0).plan
+    assert decision.plan.predicted.makespan <= before.predicted.makespan
+    if change == "nothing":
+        assert (decision.plan.schedule, decision.plan.partition) == (running.schedule, running.partition)
+
+
+def test_a_fixed_order_is_left_alone():
+    running = make_plan(EQUAL, 2, 8, "1f1b")
+    assert decide(running, UNEQUAL, Replan.ORDER, "1f1b").change == "nothing"
+
+
+def test_a_plan_over_the_limit_gives_way_even_to_a_slower_one():
+    running = make_plan(EQUAL, 2, 8, "zb", 2.0)
+    decision = decide(running, EQUAL, Replan.ORDER, "zb", 1.0)
+    assert decision.change == "order"
+    assert "exceeds the memory limit" in decision.reason
+    assert max(decision.plan.predicted.peak_bytes) <= EQUAL.activation_bytes < max(running.predicted.peak_bytes)
+
+
+def test_a_budget_that_nothing_fits_is_said_and_training_goes_on():
+    running = make_plan(EQUAL, 2, 8, "zb", 1.0)
+    decision = decide(running, EQUAL, Replan.ORDER, "zb", 0.1)
+    assert decision.change == "nothing"
+    assert "smallest that fits" in decision.reason
+
+
+def test_ends_that_share_a_parameter_stay_on_one_device():
+    running = make_plan(EQUAL, 2, 8, "zb-v", 2.0)
+    decision = decide(running, UNEQUAL, Replan.PLACEMENT, "zb-v", 2.0, joins_ends=True)
+    assert decision.plan.placement.devices[0] == decision.plan.placement.devices[-1]
+
+
+def test_a_new_plan_keeps_to_the_constraints():
+    running = make_plan(EQUAL, 2, 8, "auto", 2.0, constraints={"together": [["layers.4", "layers.5"]]}, effort=1)
+    for replan in (Replan.PARTITION, Replan.PLACEMENT):
+        cut = [chunk[0] for chunk in decide(running, UNEQUAL, replan, "auto", 2.0).plan.partition.chunks]
+        constraints = {"together": [[f"layers.{i - 1}", f"layers.{i}"] for i in cut[1:]]}
+        decision = decide(running, UNEQUAL, replan, "auto", 2.0, constraints=constraints)
+        assert not set(cut[1:]) & {chunk[0] for chunk in decision.plan.partition.chunks}
+
+
+def test_drift_is_a_chunk_that_left_its_plan():
+    plan = make_plan(EQUAL, 2, 8, "zb")
+    seconds = {(c, part): 4.0 for c in (0, 1) for part in "FBW"}
+    assert find_drift(plan, seconds, 0.1) is None
+    assert find_drift(plan, seconds | {(1, "B"): 5.0}, 0.1) is None  # 13 instead of 12: 8 %
+    assert "chunk 1 takes 14000.0 ms" in (find_drift(plan, seconds | {(1, "B"): 6.0}, 0.1) or "")
+
+
+def test_a_search_is_told_how_long_it_may_take():
+    """Two schedules that search share the time; without time only the first is asked."""
+    running = make_plan(EQUAL, 2, 8, "zb-v", 2.0)
+    started = time.perf_counter()
+    decision = decide(running, UNEQUAL, Replan.PLACEMENT, "auto", 2.0, seconds=0.5)
+    assert decision.change != "nothing"
+    assert 0 < decision.seconds <= time.perf_counter() - started
+    assert "the time for planning is over" in decide(running, UNEQUAL, Replan.ORDER, "zb", 2.0, seconds=0.0).reason
+
+
+def test_devices_that_run_ahead_are_planned_by_period():
+    """zb on a sequential placement: the period of steps that follow each other is shorter than one step end to end."""
+    plan = make_plan(EQUAL, 2, 8, "zb", 2.0)
+    assert step_seconds(True)(plan) == plan.predicted.period < plan.predicted.makespan == step_seconds(False)(plan)
+    running = make_plan(EQUAL, 2, 8, "1f1b")
+    for ahead in (False, True):
+        decision = decide(running, EQUAL, Replan.PLACEMENT, "1f1b", 2.0, runs_ahead=ahead)
+        figure = step_seconds(ahead)
+        assert f"saves {100 * (1 - figure(decision.plan) / figure(running)):.1f} % of a step" in decision.reason
+        assert figure(decision.plan) <= figure(plan)
