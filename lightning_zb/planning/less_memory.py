@@ -20,7 +20,7 @@ from lightning_zb.planning.registry import Problem
 from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.simulation import Integers, PassTable, spans, tabulate
 
-_COARSE = (math.inf, 64.0, 32.0, 16.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.5, *(eighths / 8 for eighths in range(16, 0, -1)))
+_COARSE = (math.inf, 32.0, 8.0, 4.0, 3.0, 2.5, *(eighths / 8 for eighths in range(16, 0, -1)))
 _FINE_ABOVE = 2.0  # from there on eighths, or M_B of a stage where that is less; up to the next number
 _FINEST = 6.0
 _LEAST_RUNGS, _MOST_RUNGS = 32, 64  # to the activations of the whole model, in steps of the mean M_B of a chunk where it can be

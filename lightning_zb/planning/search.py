@@ -7,8 +7,9 @@ on any machine, and more effort never gives a worse one.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,7 @@ from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.simulation import tabulate
 from lightning_zb.planning.timeline import steady_period
 from lightning_zb.planning.tuned import starting_parameters
-from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, clock_durations, default_parameters, manners, tune
+from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, RESERVE, clock_durations, default_parameters, manners, tune
 
 DEFAULT_EFFORT = 14
 """Work units of a search: two rounds each of 1, 2 and 4 units. A unit is about 0.15 s on one core of 2024 for up to 6,000
@@ -46,6 +47,9 @@ _KEPT_VECTORS = 4
 _PASSES_FOR_ALL_CLOCKS = 40_000  # beyond, each start is tried with its own clock alone
 _MOST_PASSES_PER_UNIT = 4.2 * _PASSES_PER_UNIT
 _PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
+# Steps by which the first devices hold less than the last, and the reserve of the list scheduler. A B that takes longer than
+# an F reaches each device later than the one before, which then waits until one more F fits: the steps say where.
+_STAIRS = ((0, 1.0), (1, 0.0), (0, 0.0), (2, 0.5), (1, 1 / 3), (0, 1 / 3), (3, 0.5), (2, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,8 @@ class Searcher:
         self._own_start = 0.0 if self.objective is Objective.MAKESPAN else 1.0
         self._durations = clock_durations(self.instance)
         self._stream = new_stream(seed)
-        self._vectors: list[tuple[float, int, np.ndarray]] = []
+        self._vectors: list[tuple[float, int, np.ndarray, Instance]] = []
+        self._untried = self._all_manners()
         self._begun = False
         self._starts: list[tuple[float, np.ndarray]] = []
         self._round = 0
@@ -200,39 +205,56 @@ class Searcher:
                 return
             total = self.instance.num_passes
             unit = min(_PASSES_PER_UNIT * (max(1.0, total / 6144) * min(1.0, total / 1024)) ** 0.6, _MOST_PASSES_PER_UNIT)
-            if self._round == 0 and self.instance.limit.min() > _PLENTY * self.instance.activation.sum():
-                self._sweep(max(2, int(size * unit / total)))
-            elif self._round % 2 == 0:
-                vector = default_parameters(self.instance)
+            if self._round % 2 == 0:
+                evaluations = max(2, int(size * unit / total))
+                if self.instance.limit.min() > _PLENTY * self.instance.activation.sum():
+                    evaluations -= self._sweep(evaluations)
+                vector, within = default_parameters(self.instance), self.instance
                 if self._vectors:
-                    vector = self._vectors[self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)][2]
-                self._tune(vector, max(2, int(size * unit / total)))
+                    _, _, vector, within = self._vectors[self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)]
+                if evaluations > 0 and not self.optimal:
+                    self._tune(vector, evaluations, within)
             else:
                 self._anneal(int(size * unit * _LOOKS_PER_PASS))
             self._round += 1
             self._units += size
             self._seconds_per_unit = (time.perf_counter() - started) / size
 
-    def _sweep(self, evaluations: int) -> None:
-        """Try the starts in other manners, the best start first in each manner."""
-        starts = [start for _, start in sorted(self._starts, key=lambda pair: pair[0])]
-        for vectors in zip(*(manners(start, self.instance.num_devices) for start in starts), strict=True):
-            for vector in vectors[:evaluations]:
-                self._tune(vector, 1)
-                if self.optimal:
-                    return
-            evaluations -= len(vectors)
-            if evaluations <= 0:
-                return
+    def _sweep(self, evaluations: int) -> int:
+        """Go on to try the starts in other manners; how many were tried."""
+        tried = 0
+        for vector, within in itertools.islice(self._untried, evaluations):
+            self._tune(vector, 1, within)
+            tried += 1
+            if self.optimal:
+                break
+        return tried
 
-    def _tune(self, vector: np.ndarray, evaluations: int) -> float:
-        """Evolve a vector, offer the best order; its cost, infinite where there was none."""
+    def _all_manners(self) -> Iterator[tuple[np.ndarray, Instance]]:
+        """The starts in all manners and on all stairs, the best start first in each manner."""
+        starts = [start for _, start in sorted(self._starts, key=lambda pair: pair[0])]
+        for steps, reserve in _STAIRS:
+            within = on_stairs(self.instance, steps)
+            for vectors in zip(*(manners(start, self.instance.num_devices) for start in starts), strict=True):
+                for vector in vectors:
+                    vector[RESERVE] = reserve
+                    yield vector, within
+
+    def _tune(self, vector: np.ndarray, evaluations: int, within: Instance | None = None) -> float:
+        """Evolve a vector, offer the best order; its cost, infinite where there was none.
+
+        Args:
+            vector: where to start.
+            evaluations: orders to build.
+            within: the same problem with limits that are not larger.
+        """
+        within = self.instance if within is None else within
         found, order = vector.copy(), np.empty(self.instance.num_passes, np.int32)
-        cost = tune(self.instance, self._durations, vector, self._stream, evaluations, self._own_start, found, order)
+        cost = tune(within, self._durations, vector, self._stream, evaluations, self._own_start, found, order)
         if not np.isfinite(cost):
             return cost
-        if all(cost != known for known, _, _ in self._vectors):
-            self._vectors.append((cost, len(self._vectors), found))
+        if all(cost != known[0] for known in self._vectors):
+            self._vectors.append((cost, len(self._vectors), found, within))
             self._vectors = sorted(self._vectors, key=lambda v: v[:2])[: 2 * _KEPT_VECTORS]
         self._tuned = order
         self._offer(order)
@@ -265,6 +287,15 @@ class Searcher:
             offsets = self.instance.offset.astype(np.int64)
             return steady_period(self._table, order.astype(np.int64), offsets, self._costs)
         return measure(self.instance, order, self._own_start)
+
+
+def on_stairs(instance: Instance, steps: int) -> Instance:
+    """The same problem with limits that rise by one chunk at so many devices, evenly apart, up to the given ones."""
+    if steps == 0:
+        return instance
+    climbed = np.arange(instance.num_devices) * (steps + 1) // instance.num_devices
+    limit = instance.limit - (steps - climbed) * instance.activation.max()
+    return instance._replace(limit=np.maximum(limit, minimum_memory(instance)))
 
 
 def measure(instance: Instance, order: np.ndarray, own_start: float = 1.0) -> float:

@@ -13,7 +13,7 @@ from lightning_zb.planning.instance import build_instance, fits_memory, minimum_
 from lightning_zb.planning.placement import Placement, cyclic, wave
 from lightning_zb.planning.plan import PlanStatus
 from lightning_zb.planning.random_stream import new_stream, uniform
-from lightning_zb.planning.search import Searcher, measure, search
+from lightning_zb.planning.search import Searcher, measure, on_stairs, search
 from tests.planning.reference import ascending, peaks, placements, run
 
 some_times = st.sampled_from([0.0, 0.5, 1.0, 1.3, 2.0])
@@ -99,6 +99,24 @@ def test_no_bubble_at_twice_the_memory():
     result, bubble = paper_search(2, 2.0, 6)
     assert bubble == pytest.approx(0.0, abs=1e-9)
     assert result.outcome is PlanStatus.OPTIMAL
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_stairs_rise_to_the_limits_one_chunk_at_a_time(steps):
+    chunks = [ChunkCost(1.0, 1.0, 1.0, 1.0, 0.5)] * 12
+    instance = build_instance(wave(6, 2), chunks, CostModel(()), 8, [7.0] * 5 + [2.0])
+    limit = on_stairs(instance, steps).limit
+    assert np.diff(limit[:5]).round(6).tolist().count(1.0) == min(steps, 4)
+    assert (limit <= instance.limit).all()
+    assert (limit >= minimum_memory(instance)).all()
+
+
+@pytest.mark.slow
+def test_b_longer_than_f_leaves_a_thousandth_where_memory_is_plenty():
+    """14.6B m=72 of the authors' zb-v costs: each device's first B comes 0.2 ms later than that of the one before."""
+    chunks = [ChunkCost(6.763, 6.969, 5.251, 189440.0, 81920.0)] * 48
+    result = search(wave(24, 2), chunks, CostModel((), Link(0.755)), 72, [1.5 * 48 * 189440.0] * 24, effort=30)
+    assert 1 - 72 * 2 * (6.763 + 6.969 + 5.251) / result.value <= 0.001
 
 
 def test_a_seed_and_an_effort_give_the_same_plan():
