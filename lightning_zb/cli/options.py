@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from lightning_zb.cli import values
 from lightning_zb.cli.baselines import BASELINES
+from lightning_zb.cli.checkpoints import consolidate
 from lightning_zb.cli.commands import export, plan, show, simulate
 from lightning_zb.cli.comparison import compare
 from lightning_zb.cli.profiling import bandwidth, json_object, located, profile
@@ -36,7 +37,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser; what it returns has the command to run as `run`."""
     parser = _Parser(
         prog="lightning-zb",
-        description="Plan zero-bubble pipelines from the costs of layers, and measure those costs. Only profile needs a model.",
+        description="Plan zero-bubble pipelines from the costs of layers, and measure those costs. "
+        "Only profile needs a model, only consolidate a checkpoint.",
         epilog=_EXIT_CODES,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
@@ -46,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_show(commands)
     _add_export(commands)
+    _add_consolidate(commands)
     return parser
 
 
@@ -208,6 +211,21 @@ def _add_export(commands) -> None:
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to; default: beside the plan, as .trace.json, .csv, .layout.txt or .svg"
+    )
+
+
+def _add_consolidate(commands) -> None:
+    example = "lightning-zb consolidate checkpoints/last.ckpt plain.ckpt"
+    parser = _command(
+        commands, "consolidate", consolidate, "make a checkpoint directory the file that the plain Trainer would have written",
+        example,
+    )  # fmt: skip
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="a checkpoint that save_distributed_checkpoint=True has written"
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file to write; the whole model passes through memory")
+    parser.add_argument(
+        "--trust", action="store_true", help="also read pickled objects, which run code: only from where you trust"
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from tests.lightning.optimizers import OPTIMIZERS
 
 VOCABULARY, LENGTH, HIDDEN = 64, 12, 32
 
@@ -61,6 +65,8 @@ class Trained(L.LightningModule):
         overflowing_steps: at which steps that gradient is infinite as it comes out of the backward pass.
         scales: what the loss is multiplied with, step by step and over again: decides which steps clip.
         warmup: the learning rate grows over four steps instead of falling.
+        optimizer: class name in torch.optim, or in `OPTIMIZERS`.
+        optimizer_options: besides the learning rate.
     """
 
     def __init__(
@@ -71,8 +77,11 @@ class Trained(L.LightningModule):
         overflowing_steps: tuple[int, ...] = (),
         scales: tuple[float, ...] = (1.0,),
         warmup: bool = False,
+        optimizer: str = "AdamW",
+        optimizer_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        self.optimizer, self.optimizer_options = optimizer, optimizer_options or {}
         self.groups, self.lr, self.poisoned_step, self.overflowing_steps = groups, lr, poisoned_step, overflowing_steps
         self.scales, self.warmup = scales, warmup
 
@@ -110,7 +119,8 @@ class Trained(L.LightningModule):
         if self.groups:
             decay, plain = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
             parameters = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0, "lr": self.lr / 2}]
-        optimizer = torch.optim.AdamW(parameters, lr=self.lr)
+        kind = OPTIMIZERS.get(self.optimizer) or getattr(torch.optim, self.optimizer)
+        optimizer = kind(parameters, lr=self.lr, **self.optimizer_options)
         factor = (lambda step: min(1.0, (step + 1) / 4)) if self.warmup else (lambda step: 0.9**step)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -129,6 +139,52 @@ class SequentialModule(Trained):
     def loss(self, batch):
         x, y = batch
         return F.mse_loss(self.model(x), y)
+
+
+class Kernel(torch.autograd.Function):
+    """A fused kernel as mamba_ssm and Transformer Engine have them: one backward for input and weights."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        output = torch.tanh(x @ weight.t() + bias)
+        ctx.save_for_backward(x, weight, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, output = ctx.saved_tensors
+        inner = gradient * (1 - output**2)
+        return inner @ weight, inner.t() @ x, inner.sum(0)
+
+
+class KernelLayer(nn.Module):
+    """A linear operator, and another one within a whole kernel; `fused=False` leaves the kernel out."""
+
+    def __init__(self, fused: bool = True) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 24, bias=False), nn.Linear(24, 8, bias=False)
+        self.kernel = nn.Linear(24, 24) if fused else None
+
+    def forward(self, x):
+        inner = self.up(x)
+        if self.kernel is not None:
+            inner = Kernel.apply(inner, self.kernel.weight, self.kernel.bias)
+        return x + self.down(inner)
+
+
+class KernelModule(Trained):
+    """Layers with whole kernels and without, in turn."""
+
+    def __init__(self, num_layers: int = 4, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.layers = nn.ModuleList(KernelLayer(fused=i % 2 == 0) for i in range(num_layers))
+        self.head = nn.Linear(8, 1)
+
+    def loss(self, batch):
+        x, y = batch
+        for layer in self.layers:
+            x = layer(x)
+        return F.mse_loss(self.head(x), y)
 
 
 class Block(nn.Module):
@@ -298,8 +354,9 @@ class SwitchingModule(TokenModule):
 
 
 MODELS = {"sequential": SequentialModule, "tokens": TokenModule, "hybrid": HybridModule, "switching": SwitchingModule}
+MODELS |= {"kernels": KernelModule}
 MODELS |= {"configured": ConfiguredModule, "rebuilding": RebuildingModule}
 
 
 def dataset(model: str, size: int) -> torch.utils.data.Dataset:
-    return Vectors(size) if model == "sequential" else Tokens(size)
+    return Vectors(size) if model in ("sequential", "kernels") else Tokens(size)
