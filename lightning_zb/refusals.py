@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWei
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch.distributed.tensor import DTensor
+
+from lightning_zb.inner_parallelism import check_layers_are_whole
 
 
 def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
@@ -24,6 +25,7 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
             "a torch.compile'd LightningModule cannot be cut into chunks; "
             "compile its layers instead: layer.compile() in configure_model"
         )
+    check_layers_are_whole(trainer, module)
     if not trainer.training:
         return
     if not module.automatic_optimization:
@@ -47,14 +49,14 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
 
 
 def _check_model(module: pl.LightningModule) -> None:
-    for name, p in module.named_parameters():
-        if isinstance(p, DTensor):
-            raise ValueError(
-                f'parameter "{name}" is spread over a device mesh (tensor, expert or FSDP sharding), which '
-                "chunks of a pipeline cannot be yet; leave parameters whole; data_parallel_size makes replicas of the pipeline"
-            )
     for m in module.modules():
-        if getattr(getattr(m, "config", None), "is_encoder_decoder", False):
+        config = getattr(m, "config", None)
+        if getattr(config, "model_type", None) == "zamba2":
+            raise ValueError(
+                f"{type(m).__name__} is a zamba2, whose shared attention blocks stand in several layers and read the embedding "
+                "again in each; a pipeline carries what one layer hands to the next: train another hybrid such as nemotron_h"
+            )
+        if getattr(config, "is_encoder_decoder", False):
             raise ValueError(
                 f"{type(m).__name__} is an encoder-decoder, whose decoder layers all read what the encoder returned; "
                 "a pipeline carries what one layer hands to the next: train a decoder-only or encoder-only model"

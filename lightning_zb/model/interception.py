@@ -20,6 +20,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -141,6 +142,11 @@ class Pass:
             )
         if position == window.stop and not window.is_last:
             self._end(self._pending if position else _first_tensor(args, kwargs))
+        if _is_context_parallel():
+            raise ValueError(
+                f'layer "{layer.name}" runs under torch\'s context_parallel, which splits sequences over processes that run '
+                "other layers of the pipeline; leave it out, smaller microbatches and activation checkpointing make room too"
+            )
         if position == 0 and self.stubbing:
             self.stubbing = False
             self._side_channels.inject(self._side)
@@ -297,6 +303,11 @@ class Interception:
                 layer.__dict__["_compiled_call_impl"] = layer._compiled_call_impl.original
             else:
                 restore_forward(layer)
+
+
+def _is_context_parallel() -> bool:
+    """Whether `torch.distributed.tensor.experimental.context_parallel` has put its attention in place of torch's."""
+    return str(getattr(F.scaled_dot_product_attention, "__module__", None)).startswith("torch.distributed")
 
 
 def restore_forward(module: nn.Module) -> None:

@@ -8,9 +8,6 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_zb import ZeroBubbleStrategy
 from tests.lightning.models import Block, TokenModule, dataset
@@ -154,16 +151,3 @@ def test_auxiliary_losses_in_a_list_of_the_users():
     _assert_bitwise(Gathering, side_channels="net.gathered")
     with pytest.raises(ValueError, match=r'side_channels="body.gathered": Gathering has no module "body"'):
         _fit(Gathering(), side_channels="body.gathered")
-
-
-def test_sharded_parameters_are_refused():
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    try:
-        module = TokenModule()
-        mesh = DeviceMesh("cpu", [0])
-        weight = module.net.layers[2].up.weight
-        module.net.layers[2].up.weight = nn.Parameter(DTensor.from_local(weight.detach(), mesh, [Replicate()]))
-        with pytest.raises(ValueError, match=r'parameter "net.layers.2.up.weight" is spread over a device mesh'):
-            _fit(module)
-    finally:
-        torch.distributed.destroy_process_group()
