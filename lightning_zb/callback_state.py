@@ -93,7 +93,7 @@ def _profile_to_plain(profile: Profile) -> dict[str, Any]:
         "peak_bytes": list(profile.peak_bytes),
         "joins_ends": profile.joins_ends,
         "pass_seconds": [[chunk, part, seconds] for (chunk, part), seconds in profile.pass_seconds.items()],
-        "spread": [[item.index, *item.high, item.num_samples] for item in profile.items],
+        "spread": [[item.index, *item.high, item.num_samples, item.movable, list(item.whole)] for item in profile.items],
     }
 
 
@@ -101,9 +101,15 @@ def _profile_from_plain(data: Mapping[str, Any], plan: Plan) -> Profile:
     """The profile, its layers with the costs of the plan."""
     return Profile(
         costs=plan.costs,
-        items=tuple(ItemProfile(i, plan.costs.layers[i], (f, b, w), number) for i, f, b, w, number in data["spread"]),
+        items=tuple(_item_from_plain(row, plan) for row in data["spread"]),
         timeline=None,
         pass_seconds={(chunk, part): seconds for chunk, part, seconds in data["pass_seconds"]},
         peak_bytes=tuple(data["peak_bytes"]),
         joins_ends=data["joins_ends"],
     )
+
+
+def _item_from_plain(row: Sequence[Any], plan: Plan) -> ItemProfile:
+    index, forward, backward, weight, number, *more = row  # the last two are missing in what earlier versions wrote
+    movable, whole = more or (None, ())
+    return ItemProfile(index, plan.costs.layers[index], (forward, backward, weight), number, movable, tuple(whole))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch.optim import Optimizer
 
@@ -21,17 +22,20 @@ class Checkpoints:
     Args:
         pipeline: the running pipeline.
         sharded: write directories, in which every process writes what it holds.
+        everyone: all processes, which write where replicas divide optimizer state.
     """
 
-    def __init__(self, pipeline: Pipeline, sharded: bool) -> None:
+    def __init__(self, pipeline: Pipeline, sharded: bool, everyone: dist.ProcessGroup | None = None) -> None:
         self._pipeline, self._sharded = pipeline, sharded
-        self._writes = pipeline.replicas.replica == 0  # the others hold the same
+        self._everyone = None if pipeline.shard_groups is None else everyone
+        self._is_first = pipeline.replicas.replica == 0  # the others hold the same weights
+        self._writes = self._is_first or self._everyone is not None
 
     def state_dict(self) -> dict[str, Any]:
         """The module's: the whole model's on the first rank and {} elsewhere, or the own part where sharded."""
         pipeline = self._pipeline
         pipeline.flush()
-        if not self._writes:
+        if not self._is_first:
             return {}
         if self._sharded:
             held = state.held_keys(pipeline.module, pipeline.ownership)
@@ -45,7 +49,7 @@ class Checkpoints:
             return {}
         if self._sharded:
             return _plain(optimizer).state_dict()
-        return state.consolidated_optimizer_state(_plain(optimizer), self._pipeline.gather)
+        return state.consolidated_optimizer_state(_plain(optimizer), self._gather)
 
     def save(self, checkpoint: dict[str, Any], path: Path, optimizers: Sequence[Any]) -> None:
         """Write a checkpoint directory."""
@@ -55,7 +59,7 @@ class Checkpoints:
         names = {id(p): name for name, p in module.named_parameters()}
         ordered = [[names[id(p)] for p in _parameters(optimizer)] for optimizer in optimizers]
         keys = list(module.state_dict())
-        sharded_checkpoint.save(checkpoint, path, keys, ordered, self._pipeline.gather, self._group)
+        sharded_checkpoint.save(checkpoint, path, keys, ordered, self._gather, self._everyone or self._group)
 
     def load(self, path: Path, optimizers: Sequence[Any], weights_only: bool | None) -> dict[str, Any]:
         """Read the own part of a checkpoint directory, whatever plan and number of devices wrote it.
@@ -65,8 +69,8 @@ class Checkpoints:
             RuntimeError: it belongs to another model.
         """
         module, ownership = self._pipeline.module, self._pipeline.ownership
-        own = {id(p) for p in ownership.own_parameters()}
-        names = {id(p): name for name, p in module.named_parameters() if id(p) in own}
+        kept = {id(p) for p in self._pipeline.parameters_with_state()} if optimizers else set()
+        names = {id(p): name for name, p in module.named_parameters() if id(p) in kept}
         ordered = [[names.get(id(p), "") for p in _parameters(optimizer)] for optimizer in optimizers]
         held = sorted(state.held_keys(module, ownership))
         checkpoint, present = sharded_checkpoint.load(path, held, ordered, self._group, weights_only)
@@ -84,10 +88,19 @@ class Checkpoints:
     def load_optimizer_state(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
         """Load the own part of an optimizer's state dict, given whole or as `load` returned it."""
         plain = _plain(optimizer)
-        plain.load_state_dict(state.own_optimizer_state(plain, self._pipeline.ownership, state_dict))
+        plain.load_state_dict(state.own_optimizer_state(plain, self._pipeline.parameters_with_state(), state_dict))
+
+    def _gather(self, value: Any) -> list[Any] | None:
+        """The values of all processes that write on the first, None elsewhere."""
+        if self._everyone is None:
+            return self._pipeline.gather(value)
+        is_first = self._pipeline.replicas.rank == 0
+        parts: list[Any] | None = [None] * self._everyone.size() if is_first else None
+        dist.gather_object(value, parts, dst=0, group=self._everyone)
+        return parts
 
     @property
-    def _group(self) -> torch.distributed.ProcessGroup | None:
+    def _group(self) -> dist.ProcessGroup | None:
         channels = self._pipeline.channels
         return None if channels is None else channels.control
 

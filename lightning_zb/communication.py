@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utilities_rank_zero_only
 from torch import Tensor
 
-from lightning_zb.replicas import Replicas
+from lightning_zb.replicas import Replicas, ShardGroups
 
 _STARTING = timedelta(minutes=5)
 """How long processes may take to find each other and to plan, however short transfers are."""
@@ -39,6 +39,9 @@ class PipelineCommunication(ParallelStrategy):
     """The processes that stand for the same device in all replicas; None for one replica."""
     everyone: dist.ProcessGroup | None = None
     """All processes, on the CPU; None for one process."""
+    shard_optimizer = False
+    shard_groups: ShardGroups | None = None
+    """The groups over which `peers` divide optimizer state; None where they do not."""
     pipeline_group: dist.ProcessGroup | None = None
     """The processes of this pipeline, on the CPU; None where it is one process."""
 
@@ -85,6 +88,7 @@ class PipelineCommunication(ParallelStrategy):
             atexit.register(_destroy_process_group)  # Lightning does this for NCCL only; gloo aborts at exit otherwise
             self.everyone = dist.new_group(timeout=timeout, backend="gloo")
             self.peers = replicas.open_peers(timeout)
+            self.shard_groups = replicas.open_shards(timeout) if self.shard_optimizer else None
             self.pipeline_group = replicas.open_pipeline(timeout)
 
     # -- over all processes ----------------------------------------------------------------------------------------

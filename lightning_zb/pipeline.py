@@ -23,6 +23,7 @@ from lightning_zb.execution.data_parallel import GradientReducer
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.offline import offline_executors, run_offline
+from lightning_zb.execution.optimizer_shards import OptimizerShards, state_bytes
 from lightning_zb.execution.profiler import StepRecorder
 from lightning_zb.execution.program import Program
 from lightning_zb.execution.statistics import Statistics
@@ -34,6 +35,7 @@ from lightning_zb.model.layers import find_layers
 from lightning_zb.model.ownership import move_to, take_ownership
 from lightning_zb.model.randomness import RandomStreams
 from lightning_zb.model.runner import StepRunner
+from lightning_zb.model.shard_places import shard_places
 from lightning_zb.model.sharing import parameters_of_chunks
 from lightning_zb.model.side_channels import AttributeList
 from lightning_zb.model.stubs import PrologueStubs
@@ -41,7 +43,7 @@ from lightning_zb.model.windows import Window, windows
 from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import Pass
-from lightning_zb.replicas import Replicas
+from lightning_zb.replicas import Replicas, ShardGroups
 from lightning_zb.shared_gradients import Sharing
 from lightning_zb.stepping import PostValidation, StepEnding, StepOwner
 from lightning_zb.switching import move_state
@@ -75,6 +77,7 @@ class Pipeline:
         device: where its chunks run.
         broadcast: gives every process rank 0's value.
         deferred: how configure_model built the module without values; None where it has them all.
+        shard_groups: over which replicas divide optimizer state; None where they do not.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Pipeline:
         device: torch.device,
         broadcast: Callable[[Any], Any],
         deferred: DeferredInit | None = None,
+        shard_groups: ShardGroups | None = None,
     ) -> None:
         world_size = replicas.num_replicas * replicas.pipeline_size
         if options.virtual_devices is not None and world_size > 1:
@@ -100,7 +104,7 @@ class Pipeline:
         chosen = choose_plan(options.plan, module, self.stack, num_devices, num_microbatches, broadcast, replicas.rank == 0)
         self.announcement = chosen.announcement
         self._is_virtual = replicas.pipeline_size == 1
-        self.replicas, self._peers = replicas, peers
+        self.replicas, self._peers, self.shard_groups = replicas, peers, shard_groups
         self.device, self.request, self._timeout = device, options.plan, options.timeout
         self._lay_out(chosen.plan)
         self._streams = RandomStreams(broadcast(_run_seed()) + replicas.replica, device)
@@ -112,6 +116,7 @@ class Pipeline:
             self.ownership = materialise(module, self.stack, self.ownership, deferred)
             self._built_bytes = deferred.peak_bytes
         self._stubs = PrologueStubs(module, self._interception, device)
+        self._shard_places = shard_places(module, self.stack, replicas.num_replicas)
         self._past = Statistics()
         self.ending: StepEnding | None = None
         self._start()
@@ -193,7 +198,7 @@ class Pipeline:
         def make() -> StepEnding:
             for runner in self._runners:
                 runner.scale_loss = None if scaler is None else scaler.scale
-            owner = StepOwner(optimizer, self._own_buffers, self._sharing.is_copy)
+            owner = StepOwner(optimizer, self._own_buffers, self._sharing.is_copy, self._shards())
             return StepEnding(owner, self._executors, mode, self.plan, keeps_gradients, error_if_nonfinite, scaler)
 
         self._make_ending = make
@@ -210,9 +215,21 @@ class Pipeline:
         return self._last_program.finishing_order
 
     def flush(self) -> None:
-        """Finish a pending step, so that weights and optimizer state are final; any rank may do so alone."""
+        """Finish a pending step, so that weights and optimizer state are final; see `OptimisticStep.flush` for who must."""
         if self.ending is not None:
             self.ending.flush()
+
+    def _shards(self) -> OptimizerShards | None:
+        """How replicas divide the optimizer's state of what this process holds now."""
+        if self.shard_groups is None:
+            return None
+        named = self.module.named_parameters()
+        return OptimizerShards(self.shard_groups.values, {p: self._shard_places[name] for name, p in named})
+
+    def parameters_with_state(self) -> list[nn.Parameter]:
+        """The parameters that this process holds and keeps optimizer state of, as other replicas may."""
+        assert self.ending is not None
+        return [p for p in self.ownership.own_parameters() if self.ending.keeps_state(p)]
 
     def _own_buffers(self) -> list[torch.Tensor]:
         return [b for name, b in self.module.named_buffers() if name in self.ownership.buffers and not b.is_meta]
@@ -356,9 +373,10 @@ class Pipeline:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What this process did since the start; see `Statistics`, plus bytes of its parameters and of building the model."""
+        """What this process did so far: `Statistics`, plus bytes of parameters, optimizer state, building the model."""
         sizes = {"own_parameter_bytes": self.ownership.own_bytes, "parameter_bytes": self.ownership.total_bytes}
         sizes["built_bytes"] = self._built_bytes
+        sizes["optimizer_bytes"] = sum(state_bytes(optimizer) for optimizer in self.module.trainer.optimizers)
         return {**self._total().as_dict(), **sizes}
 
     def _total(self) -> Statistics:

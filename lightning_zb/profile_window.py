@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from lightning_zb.execution.links import clock_offsets, measure_links
@@ -15,11 +17,12 @@ from lightning_zb.execution.pass_samples import Samples, StepKind, pass_samples,
 from lightning_zb.execution.profiler import Clock, PassTimes, StepRecorder, clock_of, joined_timeline, read_times
 from lightning_zb.execution.speed import relative_speeds, seconds_in_turn
 from lightning_zb.execution.workspace import workspace_of
-from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes, profile_items
+from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes, movable_shares, profile_items
 from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.costs import CostModel, Link
 from lightning_zb.planning.timeline import Timeline
+from lightning_zb.replicas import ShardGroups
 
 _KEPT_STEPS = 5  # whole steps that travel to rank 0, which shows the one of median length
 
@@ -180,9 +183,11 @@ class ProfileWindow:
             copied = pipeline.ending is not None and pipeline.ending.copies
             held, waiting = pipeline.ownership.own_parameters(), pipeline.waiting_gradients
             sizes = item_sizes(pipeline.stack, held, counted.users, self._optimizers, copied, waiting)
+            sizes = _largest(sizes, pipeline.shard_groups)
             layered = [passes for kind, passes in steps if kind is StepKind.LAYERS]
             chunks = plan.placement.chunks_of(device)
-            items = profile_items(pipeline.stack, plan.partition, chunks, layered, seconds, counted, sizes)
+            movable = movable_shares(pipeline.stack, held, counted.users, counted.deferred)
+            items = profile_items(pipeline.stack, plan.partition, chunks, layered, seconds, counted, sizes, movable)
             assert counted.meter is not None
             peak = float(counted.meter.peak)
             if counted.workspace is not None:
@@ -192,6 +197,15 @@ class ProfileWindow:
         full = [step for step in running if sum(len(t.run.kind.value) for t in step) == num_parts]  # not the last of an epoch
         kept = [tuple(replace(t, items={}) for t in step) for step in full[-_KEPT_STEPS:]]
         return DeviceProfile(device, items, kept, seconds, peak, reference, pipeline.joins_ends)
+
+
+def _largest(sizes: dict[int, tuple[float, float]], groups: ShardGroups | None) -> dict[int, tuple[float, float]]:
+    """Of each item the sizes on the replica where it is largest: they divide optimizer state by whole parameters."""
+    if groups is None:
+        return sizes
+    everywhere: list[Any] = [None] * groups.objects.size()
+    dist.all_gather_object(everywhere, sizes, group=groups.objects)
+    return {item: (own, max(other.get(item, (0.0, 0.0))[1] for other in everywhere)) for item, (own, _) in sizes.items()}
 
 
 def _join(

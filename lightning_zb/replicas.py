@@ -23,6 +23,19 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 
 @dataclass(frozen=True, slots=True)
+class ShardGroups:
+    """The processes that stand for the same device in all replicas, while they divide its optimizer state.
+
+    Args:
+        values: for parameters after a step; apart from the group of gradients, since steps may be shared at other times.
+        objects: for what goes over the CPU.
+    """
+
+    values: dist.ProcessGroup
+    objects: dist.ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
 class Replicas:
     """Where this process stands.
 
@@ -84,6 +97,11 @@ class Replicas:
             group = dist.new_group(ranks, timeout=timeout, backend=backend)
             mine = group if local == self.local_rank else mine
         return mine
+
+    def open_shards(self, timeout: timedelta) -> ShardGroups | None:
+        """Groups of the same processes for optimizer state that they divide (a collective); None for one replica."""
+        values, objects = self.open_peers(timeout), self.open_peers(timeout, backend="gloo")
+        return None if values is None or objects is None else ShardGroups(values, objects)
 
     def open_pipeline(self, timeout: timedelta) -> dist.ProcessGroup | None:
         """A CPU group of this pipeline (a collective); None where it is one process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, unique
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.loss_scale import LossScale
 from lightning_zb.execution.optimistic_step import OptimisticStep, Rollback
+from lightning_zb.execution.optimizer_shards import OptimizerShards
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.transport import DistributedTransport
 from lightning_zb.execution.validation import ValidationChain
@@ -51,10 +53,22 @@ class StepOwner:
     optimizer: torch.optim.Optimizer
     buffers: Callable[[], list[Tensor]]
     is_copy: Callable[[nn.Parameter], bool]
+    shards: OptimizerShards | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether replicas divide the optimizer's state."""
+        return self.shards is not None
 
     def step(self) -> None:
-        """Run the optimizer on the gradients that parameters hold now."""
-        self.optimizer.step()
+        """Run the optimizer on the gradients that parameters hold now, where state is divided on this replica's share."""
+        with nullcontext() if self.shards is None else self.shards.own_gradients(self.optimizer):
+            self.optimizer.step()
+
+    def share(self) -> None:
+        """Swap what was stepped with the other replicas, where state is divided."""
+        if self.shards is not None:
+            self.shards.share()
 
 
 class StepEnding:
@@ -80,6 +94,12 @@ class StepEnding:
         error_if_nonfinite: bool = False,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        if owner.is_shared and mode is PostValidation.INPLACE:
+            rank_zero_warn(
+                "post_validation='inplace' undoes a step from all of its optimizer state, which shard_optimizer=True divides; "
+                "steps are undone from copies, as with post_validation='exact'"
+            )
+            mode = PostValidation.EXACT
         self.owner = owner
         self._awaits_norm = False
         transport = executors[0].transport
@@ -98,6 +118,10 @@ class StepEnding:
         )
         if chain is not None:
             executors[0].optimistic = self._step
+
+    def keeps_state(self, parameter: nn.Parameter) -> bool:
+        """Whether this replica steps the parameter."""
+        return self.owner.shards is None or self.owner.shards.is_mine(parameter)
 
     @property
     def copies(self) -> bool:

@@ -65,6 +65,8 @@ class ZeroBubbleStrategy(PipelineCommunication):
         start_method: `"popen"` runs the script again for each device; `"spawn"` and `"fork"` start functions.
         timeout_seconds: how long a transfer may take before the run is given up.
         data_parallel_size: replicas of the pipeline; the devices of all nodes are divided among them.
+        shard_optimizer: divide optimizer state among the replicas (ZeRO stage 1): each keeps the state of its share of every
+            device's parameters, steps it, and hands the values on; the bits stay. Nothing changes with one replica.
         data: `"read"`: every process reads its replica's batches; `"broadcast"`: one process of a pipeline reads them for
             all, for data that cannot be read alike everywhere.
         check_data_steps: in how many steps the devices compare checksums of their microbatches.
@@ -88,6 +90,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         timeout_seconds: float = 1800.0,
         data_parallel_size: int = 1,
+        shard_optimizer: bool = False,
         data: Literal["read", "broadcast"] = "read",
         check_data_steps: int = 2,
         accelerator: Any = None,
@@ -118,6 +121,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
         self._save_distributed_checkpoint = save_distributed_checkpoint
         self._start_method = start_method
         self.data_parallel_size = data_parallel_size
+        self.shard_optimizer = shard_optimizer
         self._data = data
         self._pipeline: Pipeline | None = None
         self._deferred: DeferredInit | None = None
@@ -225,8 +229,9 @@ class ZeroBubbleStrategy(PipelineCommunication):
             replan = next(c.replan for c in callbacks if isinstance(c, ZeroBubbleCallback))
             options = replace(self._options, plan=replace(self._options.plan, replan=replan))
             self._pipeline = Pipeline(
-                options, self.lightning_module, self.replicas, self.peers, self.root_device, self.broadcast, self._deferred
-            )
+                options, self.lightning_module, self.replicas, self.peers, self.root_device, self.broadcast, self._deferred,
+                self.shard_groups,
+            )  # fmt: skip
             self._deferred = None  # frees the record
             rank_zero_info(self._pipeline.announcement)
         # a collective and a host synchronisation every batch
@@ -319,6 +324,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
     def flush(self) -> None:
         """Finish a step that is still to be validated: call it before reading weights, optimizer state or gradients.
 
+        Any rank may do so alone, unless `shard_optimizer` divides the state: then all do.
         Evaluation, checkpoints and the ends of epochs and of training do it by themselves.
         """
         if self._pipeline is not None:
@@ -350,7 +356,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
 
     @property
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.pipeline, self._save_distributed_checkpoint)
+        return Checkpoints(self.pipeline, self._save_distributed_checkpoint, self.everyone)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return {} if self.is_interrupted else self._checkpoints.state_dict()

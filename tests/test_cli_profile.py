@@ -13,7 +13,7 @@ from lightning_zb.cli import main
 from lightning_zb.planning.costs import LayerRole, Link
 from lightning_zb.planning.planfile import read_costs
 from tests.lightning.emulated import WIDTH, SleepingModule
-from tests.lightning.models import Vectors
+from tests.lightning.models import KernelModule, Vectors
 
 HERE = "tests.test_cli_profile"
 made: list[SleepingModule] = []
@@ -30,6 +30,10 @@ def loader(size=8):
 
 def one_batch():
     return torch.zeros(3, WIDTH), torch.zeros(3, 1)
+
+
+def kernels():
+    return KernelModule()
 
 
 class Unfinished(L.LightningModule):
@@ -116,3 +120,13 @@ def test_wrong_input_is_one_sentence(more, message, tmp_path, capsys):
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert not (tmp_path / "costs.json").exists()
+
+
+def test_it_says_which_share_of_w_can_move(tmp_path, capsys):
+    """Layers 0 and 2 have 384 weights in linear operators and 600 in a kernel that computes all its gradients in B."""
+    place = ["--module", f"{HERE}:kernels", "--data", f"{HERE}:loader"]
+    assert main(["profile", *place, "--out", str(tmp_path / "costs.json"), "--steps", "1", "--microbatches", "2"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    for layer in range(4):
+        assert rows[f"layers.{layer}"].endswith("100.0 %" if layer % 2 else f"{100 * 384 / 984:.1f} % (Kernel whole in B)")
+    assert rows["epilogue"].endswith("100.0 %")

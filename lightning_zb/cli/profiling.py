@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_zb.cli.problem import check_out
@@ -20,6 +20,7 @@ from lightning_zb.cli.text import byte_unit, table, time_unit
 from lightning_zb.planning.budget import parse_bytes
 from lightning_zb.planning.costs import CostModel, Link
 from lightning_zb.planning.planfile import write_costs
+from lightning_zb.report.summary import Measured, weights_that_move
 
 
 def profile(arguments: argparse.Namespace) -> bool:
@@ -40,7 +41,7 @@ def profile(arguments: argparse.Namespace) -> bool:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
-    from lightning_zb.profiling import RepeatedBatch, profile_module
+    from lightning_zb.profiling import RepeatedBatch, measure_module
 
     if not isinstance(module, pl.LightningModule):
         raise ValueError(f"--module {arguments.module}: is a {type(module).__name__}, not a lightning.pytorch.LightningModule")
@@ -51,7 +52,7 @@ def profile(arguments: argparse.Namespace) -> bool:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
     try:
-        costs = profile_module(
+        measured = measure_module(
             module,
             data,
             num_steps=arguments.steps,
@@ -63,7 +64,9 @@ def profile(arguments: argparse.Namespace) -> bool:
         )
     except MisconfigurationException as error:  # what Lightning finds wrong with the module or the data
         raise ValueError(f"--module {arguments.module}: {_one_line(error)}") from error
-    print(costs_table(costs))
+    costs = measured.costs
+    assert costs is not None
+    print(costs_table(costs, measured.items))
     if arguments.latency == 0.0 and arguments.bandwidth == float("inf"):
         print("transfers between devices count as free: one process cannot measure them; write --latency and --bandwidth")
     write_costs(costs, arguments.out)
@@ -71,13 +74,20 @@ def profile(arguments: argparse.Namespace) -> bool:
     return True
 
 
-def costs_table(costs: CostModel) -> str:
-    """The costs of every layer for one microbatch, and their sums."""
+def costs_table(costs: CostModel, items: Sequence[Measured] = ()) -> str:
+    """The costs of every layer for one microbatch, and their sums.
+
+    Args:
+        costs: of the layers.
+        items: what else is known of them: which share of W can move away from B.
+    """
     second, time_name = time_unit(
         [max((max(c.forward, c.backward_input, c.backward_weight) for c in costs.layers), default=0.0)]
     )
     byte, byte_name = byte_unit(c.activation_bytes for c in costs.layers)
     header = ["layer", f"F ({time_name})", "B", "W", f"M_B ({byte_name})", "M_W", "output", "parameters", "states"]
+    moving = [[weights_that_move(item)] for item in items] or [[] for _ in costs.layers]
+    header += ["W moves"] if items else []
     rows = [
         [c.name]
         + [f"{t / second:.3f}" for t in (c.forward, c.backward_input, c.backward_weight)]
@@ -91,13 +101,14 @@ def costs_table(costs: CostModel) -> str:
                 c.parameter_bytes if c.state_bytes is None else c.state_bytes,
             )
         ]
-        for c in costs.layers
+        + more
+        for c, more in zip(costs.layers, moving, strict=True)
     ]
     whole = costs.chunk(range(len(costs.layers)))
     sums = (whole.forward, whole.backward_input, whole.backward_weight)
     sizes = (whole.activation_bytes, whole.weight_stash_bytes, whole.parameter_bytes, whole.state_bytes)
     totals = [f"{size / byte:.2f}" for size in sizes]
-    rows.append(["all", *(f"{t / second:.3f}" for t in sums), *totals[:2], "", *totals[2:]])
+    rows.append(["all", *(f"{t / second:.3f}" for t in sums), *totals[:2], "", *totals[2:], *([""] if items else [])])
     return table(header, rows)
 
 

@@ -62,7 +62,7 @@ class GradientReducer:
         self._sent = []
 
     def _send(self, parameters: Sequence[nn.Parameter]) -> None:
-        for bucket in _buckets([p for p in parameters if p.requires_grad]):
+        for bucket in buckets([p for p in parameters if p.requires_grad]):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(1 / self.num_replicas)
             present = torch.tensor([p.grad is not None for p in bucket], dtype=flat.dtype, device=flat.device)
@@ -71,7 +71,7 @@ class GradientReducer:
             self._sent.append(_Bucket(tuple(bucket), flat, work))
 
 
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Runs of parameters of one type and device, of at most `BUCKET_BYTES` where one parameter is not larger."""
     bucket: list[nn.Parameter] = []
     size = 0

@@ -117,6 +117,8 @@ class Executor:
     def _restart(self, program: Program) -> None:
         """Throw away the forwards run with weights that did not stand; peers get and give what they were promised."""
         self.transport.restart()
+        if self.optimistic is not None:
+            self.optimistic.complete()
         self.passes.begin(program, self.device)
         self._packets.clear()
         for buffer, before in self._buffers:

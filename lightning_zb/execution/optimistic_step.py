@@ -88,6 +88,7 @@ class OptimisticStep:
     _verdict: Verdict | None = None
     _pending: _Pending | None = None
     _restart_due: bool = False
+    _share_due: bool = False
     _usual: UsualNorms = field(default_factory=UsualNorms)
 
     def __post_init__(self) -> None:
@@ -131,7 +132,7 @@ class OptimisticStep:
         self._max_norm = self._verdict = None
         if max_norm is None:
             if self.loss_scale is None:
-                self.owner.step()
+                self._step()
                 return
             max_norm = math.inf
         if verdict is None and self.is_optimistic:
@@ -140,7 +141,7 @@ class OptimisticStep:
             return
         verdict = verdict or self._judge_together(max_norm)
         if verdict.outcome is not Outcome.SKIP:
-            self.owner.step()
+            self._step()
 
     def _finish_optimistically(self, chain: ValidationChain, max_norm: float, order: tuple[int, ...]) -> None:
         chain.finish()
@@ -162,7 +163,7 @@ class OptimisticStep:
             self._note(outcome)
             if outcome.outcome is not Outcome.SKIP:
                 clip_gradients(self._gradients().values(), max_norm, outcome.total_norm)
-                self.owner.step()
+                self._step()
             for parameter in parameters:
                 parameter.grad = None
             return
@@ -182,7 +183,7 @@ class OptimisticStep:
             self.owner.optimizer._opt_called = True  # type: ignore[attr-defined]  # the learning rate may move on before it
         else:
             undo = self._prepare_undo(gradients)
-            self.owner.step()
+            self._step()
             after = group_values(self.owner.optimizer)
             self.statistics.optimistic_steps += 1
         for parameter in gradients:
@@ -240,7 +241,7 @@ class OptimisticStep:
         """Wait for the verdict on the pending step and carry it out.
 
         Returns:
-            Whether the step that has begun since must start again.
+            Whether the step that has begun since must start again, with `complete` once peers know.
 
         Raises:
             RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
@@ -270,9 +271,23 @@ class OptimisticStep:
         return due
 
     def flush(self) -> None:
-        """Finish a pending step, so that weights and optimizer state are final; any subset of devices may call it."""
+        """Finish a pending step, so that weights and optimizer state are final.
+
+        Any subset of a pipeline's devices may call it; where the owner shares steps, all replicas of them.
+        """
         if self._pending is not None and self.resolve():
             self._restart_due = True
+            self.complete()
+
+    def complete(self) -> None:
+        """Share what `resolve` stepped again.
+
+        Apart from it, since replicas wait for each other here: a device that waited before it told its pipeline of the
+        restart could wait for one whose replica waits for it.
+        """
+        due, self._share_due = self._share_due, False
+        if due:
+            self.owner.share()
 
     def close(self) -> None:
         """Finish a pending step and wait until what this device sent has arrived; before its process ends."""
@@ -289,10 +304,13 @@ class OptimisticStep:
         pending = self._pending
         if pending is None:
             return
+        stands = False
         if pending.verdict.wait(seconds):
             with suppress(RuntimeError):  # what went wrong first is the error that counts
-                self.flush()
-        elif pending.undo is not None:
+                stands = not self.owner.is_shared or pending.verdict.get().outcome is Outcome.KEEP
+                if stands:
+                    self.flush()
+        if pending.undo is not None and not stands:  # stepping again takes the other replicas, which may have ended
             self._redo(pending, None)
         self._pending = None
 
@@ -311,6 +329,7 @@ class OptimisticStep:
                 parameter.grad = gradient
             with torch.enable_grad():
                 self.owner.step()
+            self._share_due = self.owner.is_shared
             for parameter, old in waiting.items():
                 parameter.grad = old
         set_group_values(optimizer, changed_values(now, pending.after))
@@ -329,6 +348,10 @@ class OptimisticStep:
             )
 
     # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self.owner.step()
+        self.owner.share()
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.owner.optimizer.param_groups for p in group["params"]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_zb.execution.deferred_ops import Target, WeightWork
+from lightning_zb.execution.deferred_ops import CastParameter, Target, WeightWork
 from lightning_zb.execution.live_bytes import Held, LiveBytes, storage_key
 from lightning_zb.execution.profiler import StepRecorder
 from lightning_zb.execution.split_backward import DeferredWeights
@@ -36,7 +36,8 @@ class ProfiledWeights(DeferredWeights):
     Args:
         recorder: takes times.
         running_item: the item whose B is running.
-        note_targets: told of each item's parameters with deferred work.
+        note_deferred_parameters: told of each item's parameters with deferred work.
+        note_whole: told of each item's operators with a parameter that stay whole in B, by name.
         meter: counts bytes; None in steps that take times.
     """
 
@@ -44,22 +45,35 @@ class ProfiledWeights(DeferredWeights):
         self,
         recorder: StepRecorder,
         running_item: Callable[[], int],
-        note_targets: Callable[[int, Sequence[Target | None]], None],
+        note_deferred_parameters: Callable[[int, Sequence[nn.Parameter]], None],
+        note_whole: Callable[[int, str], None],
         meter: LiveBytes | None,
     ) -> None:
         super().__init__()
-        self._recorder, self._running_item, self._note_targets, self._meter = recorder, running_item, note_targets, meter
+        self._recorder, self._running_item, self._meter = recorder, running_item, meter
+        self._note_deferred_parameters, self._note_whole = note_deferred_parameters, note_whole
         self.stashed: dict[int, int] = {}
         """Bytes held from B to W by item, known once W has begun."""
 
     def defer(self, work: WeightWork) -> None:
         item = self._running_item()
-        self._note_targets(item, work.targets)
+        self._note_deferred_parameters(item, [p for target in work.targets for p in self._parameters_of(target)])
         held = []
         if self._meter is not None:
             found = (self._meter.hold(t) for t in work.arguments if isinstance(t, Tensor))
             held = [h for h in found if h is not None]
         super().defer(work._replace(compute=_Timed(work.compute, item, self._recorder, held)))
+
+    def note_kept(self, name: str) -> None:
+        super().note_kept(name)
+        self._note_whole(self._running_item(), name)
+
+    def _parameters_of(self, target: Target | None) -> Sequence[nn.Parameter]:
+        if target is None:
+            return ()
+        if isinstance(target, CastParameter):
+            return (target.parameter,)
+        return (target,) if isinstance(target, nn.Parameter) else self._derived[target].parameters
 
     def contributions(self) -> dict[nn.Parameter, Tensor]:
         if self._meter is not None:

@@ -56,8 +56,17 @@ class StepOwner(Protocol):
         """The optimizer whose steps are held, undone and redone; its groups hold all parameters of the unsplit model."""
         ...
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether a step is complete only once `share` has given its values to the other replicas, and taken theirs."""
+        ...
+
     def step(self) -> None:
         """Run the optimizer on the gradients that parameters hold now, with whatever belongs around a step."""
+        ...
+
+    def share(self) -> None:
+        """Complete a step: replicas that divide the optimizer's state swap what they stepped (all of them call it)."""
         ...
 
     def buffers(self) -> list[torch.Tensor]:

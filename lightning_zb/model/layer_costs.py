@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -30,12 +30,17 @@ class ItemProfile:
         cost: usual seconds of microbatches and steps, medians of bytes.
         high: the 90th percentile of the seconds of F, B and W.
         num_samples: microbatches behind them.
+        movable: share of the trained parameters, by elements, whose gradients are W's and not B's; None where nothing
+            trains. Norms, biases and whole kernels (custom autograd Functions) stay in B.
+        whole: operators with a parameter that stay whole in B, by name.
     """
 
     index: int
     cost: LayerCost
     high: tuple[float, float, float]
     num_samples: int
+    movable: float | None = None
+    whole: tuple[str, ...] = ()
 
 
 def item_roles(stack: LayerStack) -> list[tuple[str, LayerRole]]:
@@ -52,6 +57,7 @@ def profile_items(
     seconds: Samples,
     counted: LayerRecorder,
     sizes: Mapping[int, tuple[float, float]],
+    movable: Mapping[int, float],
 ) -> list[ItemProfile]:
     """The costs of the items of one device's chunks.
 
@@ -66,6 +72,7 @@ def profile_items(
         seconds: of passes at full speed, which say how long it takes.
         counted: the recorder of the step that counted bytes.
         sizes: for each item the bytes of its parameters and of its model states.
+        movable: for each item that trains, see `ItemProfile`.
     """
     roles = item_roles(stack)
     samples: dict[tuple[int, str], list[float]] = {}
@@ -101,7 +108,8 @@ def profile_items(
                 backward=shorter * (backward_input + backward_weight) if totals["BW"] > 0.0 else None,
             )
             high = tuple(divided[part][place][1] for part in PARTS)
-            found.append(ItemProfile(item, cost, high, len(seconds[chunk, "F"])))  # type: ignore[arg-type]
+            whole = tuple(sorted(counted.whole.get(item, ())))
+            found.append(ItemProfile(item, cost, high, len(seconds[chunk, "F"]), movable.get(item), whole))  # type: ignore[arg-type]
     return found
 
 
@@ -157,12 +165,8 @@ def item_sizes(
         copied: whether optimizer steps keep a copy of parameters and states.
         parts: for each tied parameter how many gradients wait.
     """
-    of_layers = {
-        id(p): position + 1 for position, layer in reversed(list(enumerate(stack.modules))) for p in layer.parameters()
-    }
     found: dict[int, tuple[float, float]] = {}
-    for p in held:
-        item = of_layers.get(id(p), users.get(storage_key(p), 0))
+    for p, item in _items_of(stack, held, users):
         own = _bytes(p)
         states = sum(_bytes(s) for o in optimizers for s in o.state.get(p, {}).values() if isinstance(s, Tensor))
         total = own + states
@@ -171,6 +175,35 @@ def item_sizes(
         before = found.get(item, (0.0, 0.0))
         found[item] = before[0] + own, before[1] + total
     return found
+
+
+def movable_shares(
+    stack: LayerStack, held: Iterable[nn.Parameter], users: Mapping[int, int], deferred: Collection[int]
+) -> dict[int, float]:
+    """For each item that trains the share of its parameters, by elements, whose gradients are computed in W.
+
+    Args:
+        stack: the layers.
+        held: the parameters whose values are here.
+        users: as in `item_sizes`.
+        deferred: storages of parameters whose gradients are computed in W.
+    """
+    trained: dict[int, int] = {}
+    moved: dict[int, int] = {}
+    for p, item in _items_of(stack, held, users):
+        if p.requires_grad:
+            trained[item] = trained.get(item, 0) + p.numel()
+            moved[item] = moved.get(item, 0) + (p.numel() if storage_key(p) in deferred else 0)
+    return {item: moved[item] / max(1, count) for item, count in trained.items()}
+
+
+def _items_of(stack: LayerStack, held: Iterable[nn.Parameter], users: Mapping[int, int]) -> Iterator[tuple[nn.Parameter, int]]:
+    """Parameters with the item they count to."""
+    of_layers = {
+        id(p): position + 1 for position, layer in reversed(list(enumerate(stack.modules))) for p in layer.parameters()
+    }
+    for p in held:
+        yield p, of_layers.get(id(p), users.get(storage_key(p), 0))
 
 
 def _bytes(tensor: Tensor) -> float:

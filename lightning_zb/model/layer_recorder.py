@@ -12,10 +12,9 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_zb.execution.deferred_ops import CastParameter, Target
 from lightning_zb.execution.live_bytes import LiveBytes, storage_key
 from lightning_zb.execution.profiled_weights import ProfiledWeights
 from lightning_zb.execution.profiler import Clock, Mark, StepRecorder
@@ -51,6 +50,10 @@ class LayerRecorder(StepRecorder):
         """For each item the bytes of what it returned."""
         self.users: dict[int, int] = {}
         """For each parameter's storage an item that uses it."""
+        self.deferred: set[int] = set()
+        """Storages of parameters whose gradients are computed in W."""
+        self.whole: dict[int, set[str]] = {}
+        """For each item the operators that take a parameter and stay whole in B."""
         self._items: tuple[int, ...] = ()
         self._pass: Pass | None = None
         self._part: str | None = None
@@ -96,7 +99,7 @@ class LayerRecorder(StepRecorder):
 
     def new_weights(self, chunk: int, microbatch: int) -> ProfiledWeights:
         """The record of weight work for an F."""
-        weights = ProfiledWeights(self, self.running_item, self._note_targets, self.meter)
+        weights = ProfiledWeights(self, self.running_item, self._note_deferred, self._note_whole, self.meter)
         self._weights[chunk, microbatch] = weights
         return weights
 
@@ -180,11 +183,13 @@ class LayerRecorder(StepRecorder):
             self.meter.watch()
         self._item, self._since = item, now
 
-    def _note_targets(self, item: int, targets: Sequence[Target | None]) -> None:
-        for target in targets:
-            parameter = target.parameter if isinstance(target, CastParameter) else target
-            if isinstance(parameter, Tensor):
-                self.users.setdefault(storage_key(parameter), item)
+    def _note_deferred(self, item: int, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            self.users.setdefault(storage_key(parameter), item)
+            self.deferred.add(storage_key(parameter))
+
+    def _note_whole(self, item: int, name: str) -> None:
+        self.whole.setdefault(item, set()).add(name)
 
 
 def observing(recorder: LayerRecorder | None, chunk: int) -> Any:

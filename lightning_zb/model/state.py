@@ -6,7 +6,7 @@ holds, and the first device puts the parts in order. Collectives come in as a sm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -125,17 +125,17 @@ def check_keys(module: nn.Module, present: Collection[str]) -> None:
         )
 
 
-def own_optimizer_state(optimizer: Optimizer, ownership: Ownership, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """This device's part of the unsplit model's optimizer state dict, to give to `optimizer.load_state_dict`.
+def own_optimizer_state(optimizer: Optimizer, kept: Iterable[nn.Parameter], state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """This process's part of the unsplit model's optimizer state dict, to give to `optimizer.load_state_dict`.
 
     Args:
         optimizer: over all parameters, in the unsplit model's order.
-        ownership: what this device holds.
+        kept: the parameters whose state is kept here.
         state_dict: of the whole model.
     """
-    held = {id(p) for p in ownership.own_parameters()}
+    ids = {id(p) for p in kept}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    foreign = {index for index, p in enumerate(parameters) if id(p) not in held}
+    foreign = {index for index, p in enumerate(parameters) if id(p) not in ids}
     return {**state_dict, "state": {index: state for index, state in state_dict["state"].items() if index not in foreign}}
 
 

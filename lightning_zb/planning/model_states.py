@@ -36,22 +36,28 @@ class BytesPerParameter:
         return self.parameter + self.gradient + self.optimizer + self.rollback + self.cast
 
 
-def model_states(optimizer: str, precision: str = "fp32", exact_post_validation: bool = False) -> BytesPerParameter:
+def model_states(
+    optimizer: str, precision: str = "fp32", exact_post_validation: bool = False, num_shards: int = 1
+) -> BytesPerParameter:
     """The bytes that one parameter takes up.
 
     Args:
         optimizer: `sgd`, `momentum` (SGD with momentum), `adam` or `adamw`.
         precision: `fp32`, `bf16-mixed`, `16-mixed`, `bf16-true` or `16-true`, as Lightning means them.
         exact_post_validation: whether steps are taken before they are validated and undone from copies.
+        num_shards: replicas among which optimizer state is divided, evenly (`ZeroBubbleStrategy(shard_optimizer=True)`
+            divides whole parameters, so that one of them may hold somewhat more).
 
     Raises:
-        ValueError: the optimizer or the precision is unknown.
+        ValueError: the optimizer or the precision is unknown, or nothing is divided among.
     """
+    if num_shards < 1:
+        raise ValueError(f"num_shards={num_shards} must be at least 1, which divides nothing")
     if optimizer not in _OPTIMIZER_COPIES:
         raise ValueError(f"optimizer {optimizer!r} is unknown; known are {', '.join(_OPTIMIZER_COPIES)}")
     if precision not in _WIDTHS:
         raise ValueError(f"precision {precision!r} is unknown; known are {', '.join(_WIDTHS)}")
-    width, state = _WIDTHS[precision], _OPTIMIZER_COPIES[optimizer] * _WIDTHS[precision]
+    width, state = _WIDTHS[precision], _OPTIMIZER_COPIES[optimizer] * _WIDTHS[precision] / num_shards
     return BytesPerParameter(
         parameter=width,
         gradient=width,
@@ -67,6 +73,7 @@ def with_model_states(
     precision: str = "fp32",
     exact_post_validation: bool = False,
     bytes_of_parameter: float | None = None,
+    num_shards: int = 1,
 ) -> CostModel:
     """The costs with `state_bytes` of every item, from its `parameter_bytes`.
 
@@ -76,10 +83,11 @@ def with_model_states(
         precision: see there.
         exact_post_validation: see there.
         bytes_of_parameter: what a parameter has in `parameter_bytes`; None: as many as in this precision.
+        num_shards: as in `model_states`.
 
     Raises:
         ValueError: the optimizer or the precision is unknown.
     """
-    each = model_states(optimizer, precision, exact_post_validation)
+    each = model_states(optimizer, precision, exact_post_validation, num_shards)
     factor = each.total / (each.parameter if bytes_of_parameter is None else bytes_of_parameter)
     return replace(costs, layers=tuple(replace(c, state_bytes=factor * c.parameter_bytes) for c in costs.layers))

@@ -35,6 +35,12 @@ class Measured(Protocol):
     @property
     def num_samples(self) -> int: ...
 
+    @property
+    def movable(self) -> float | None: ...
+
+    @property
+    def whole(self) -> tuple[str, ...]: ...
+
 
 def summary(
     plan: Plan,
@@ -112,10 +118,22 @@ def _layers(plan: Plan, items: Sequence[Measured]) -> str:
         sizes = (cost.activation_bytes, cost.weight_stash_bytes, cost.output_bytes, cost.parameter_bytes)
         whole = "-" if cost.backward is None else _ms(cost.backward)
         rows.append([f"{place} {cost.name}", *seconds, whole, *map(format_bytes, sizes)])
-    table = _table(header, rows)
+        if items:
+            rows[-1].append(weights_that_move(items[place]) if place < len(items) else "-")
+    table = _table([*header, *(["W moves"] if items else [])], rows)
     if items:
-        table += f"\n\nUsual values of {items[0].num_samples} microbatches, the 90th percentile in brackets."
+        table += (
+            f"\n\nUsual values of {items[0].num_samples} microbatches, the 90th percentile in brackets. W moves: the share of "
+            "the trained parameters whose gradients are computed in W; norms, biases and whole kernels stay in B."
+        )
     return table
+
+
+def weights_that_move(item: Measured) -> str:
+    """The share of an item's weight gradients that W computes, and what keeps the rest in B."""
+    if item.movable is None:
+        return "-"
+    return f"{100 * item.movable:.1f} %" + (f" ({', '.join(item.whole)} whole in B)" if item.whole else "")
 
 
 def _links(costs: CostModel, num_devices: int) -> str:

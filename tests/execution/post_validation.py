@@ -109,6 +109,10 @@ class Owner:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    is_shared = False
+
+    def share(self) -> None:
+        pass
 
     def step(self) -> None:
         self.optimizer.step()

@@ -20,6 +20,10 @@ from lightning_zb.execution.validation import ExpectedVerdict, Outcome, Report, 
 @dataclass
 class Owner:
     optimizer: torch.optim.Optimizer
+    is_shared = False
+
+    def share(self):
+        pass
 
     def step(self):
         self.optimizer.step()

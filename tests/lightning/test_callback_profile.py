@@ -14,7 +14,7 @@ from lightning_zb.planning.costs import LayerRole
 from lightning_zb.planning.planfile import read_costs
 from tests.lightning.emulated import SleepingModule
 from tests.lightning.fitting import Case, differences, run
-from tests.lightning.models import Vectors
+from tests.lightning.models import KernelModule, Vectors
 
 MILLISECONDS = [(60.0, 90.0, 75.0), (120.0, 60.0, 60.0), (75.0, 75.0, 135.0), (75.0, 135.0, 60.0)]
 
@@ -64,3 +64,11 @@ def test_profiling_and_planning_change_no_bit(schedule: str, precision: str, tmp
     assert result["steps"] == 16
     assert differences([result], plain) == []
     assert (tmp_path / "ours" / "run" / "zero_bubble" / "plan.json").exists()
+
+
+def test_the_summary_says_which_share_of_w_can_move(tmp_path: Path):
+    fit(KernelModule(), lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4), replan="off"), tmp_path, 5, accumulate=2)
+    rows = (tmp_path / "run" / "zero_bubble" / "summary.md").read_text().splitlines()
+    shares = {row.split()[2]: row.split("|")[-2].strip() for row in rows if row.startswith("| ")}
+    assert shares["layers.0"] == shares["layers.2"] == f"{100 * 384 / 984:.1f} % (Kernel whole in B)"
+    assert shares["layers.1"] == shares["epilogue"] == "100.0 %"

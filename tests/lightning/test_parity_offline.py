@@ -87,6 +87,12 @@ def test_every_feature(feature, tmp_path):
     _check(case, tmp_path)
 
 
+@pytest.mark.parametrize(("schedule", "num_devices"), [("zb-v", 2), ("zb-h1", 4)])
+def test_whole_kernels_keep_their_bits(schedule, num_devices, tmp_path):
+    """Layers whose custom Function computes all its gradients in B, and layers of linear operators alone."""
+    _check(_case("kernels", schedule, num_devices), tmp_path)
+
+
 @pytest.mark.parametrize("schedule", ["zb-v", "zb"])
 def test_plans_with_whole_and_split_backwards(schedule, tmp_path):
     """Costs of BW between B and B + W: some backwards of the plan run whole, others do not."""
