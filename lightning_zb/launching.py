@@ -17,10 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 GRACE_SECONDS = 5.0
 """How long a process may take to end by itself after another one failed."""
@@ -86,6 +89,29 @@ class PipelineProcessLauncher(_MultiProcessingLauncher):
         dist.barrier()
         dist.destroy_process_group()  # spawned children run no atexit handlers; gloo aborts at exit otherwise
         return collected
+
+    def _recover_results_in_main_process(self, worker_output: Any, trainer: Any) -> None:
+        if worker_output.weights_path is not None:
+            _build_here(trainer, worker_output.weights_path)
+        super()._recover_results_in_main_process(worker_output, trainer)
+
+
+def _build_here(trainer: Any, weights_path: str) -> None:
+    """Let configure_model build the model in this process too, where the trained weights that come back need it.
+
+    The processes that trained have built it, each its part; Lightning's own launcher drops weights without a place.
+    """
+    module = trainer.lightning_module
+    trained = set(torch.load(weights_path, map_location="meta", weights_only=True))
+    if is_overridden("configure_model", module) and trained - set(module.state_dict()):
+        with torch.random.fork_rng(devices=[]), trainer.precision_plugin.module_init_context():
+            module.configure_model()
+    lost = sorted(trained - set(module.state_dict()))
+    if lost:
+        rank_zero_warn(
+            f"{len(lost)} trained weights ({lost[0]} and so on) have no place in the model of this process, which started "
+            "those that trained: build what hooks add in configure_model, or read the weights from a checkpoint"
+        )
 
 
 class _ChildWatch(threading.Thread):

@@ -7,8 +7,9 @@ half of them padded), gradients clipped, and compares every weight, every entry 
 The table has a line for each model and a column for each schedule and number of devices: `=` bitwise, a figure (the
 largest difference relative to the largest value of that tensor) where not, `refused` with the sentence below the table. All
 devices of a pipeline run in one process, unless `--processes` asks for real ones, which build the model in
-configure_model, each its own layers alone. Each cell is kept in the results file
-as soon as it is known, and a later run goes on from there.
+configure_model, each its own layers alone. `auto` measures layers in the first two steps, plans partition, placement and
+order with what it found, moves weights and optimizer state, and takes one more step, the fourth, with the new plan. Each
+cell is kept in the results file as soon as it is known, and a later run goes on from there.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ import torch
 import transformers
 from torch import Tensor
 
-from lightning_zb import ZeroBubbleStrategy
+from lightning_zb import ZeroBubbleCallback, ZeroBubbleStrategy
 from recipes.benchmarks.parity_models import MODELS, batches, make
 
-SCHEDULES = ("1f1b", "zb-h1", "interleaved", "zb-v")
+SCHEDULES = ("1f1b", "zb-h1", "interleaved", "zb-v", "auto")
 PRECISIONS = ("32-true", "bf16-mixed")
 ACCUMULATE = 4
 NUM_BATCHES = 10
 """Two whole groups and a shorter one: three optimizer steps."""
+AUTO_BATCHES = NUM_BATCHES + ACCUMULATE
+"""One step more for `auto`, which changes plans after the third."""
 TOLERANCE = 1e-3
 """Above it a difference is no rounding."""
 
@@ -93,12 +96,12 @@ class Cell:
 class _Keep(L.Callback):
     """Writes what this process holds at the end of training, and the losses of the steps, to a file of its rank."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, num_batches: int) -> None:
+        self.directory, self.num_batches = directory, num_batches
         self.losses: list[Tensor] = []
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (batch_idx + 1) % ACCUMULATE == 0 or batch_idx + 1 == NUM_BATCHES:
+        if (batch_idx + 1) % ACCUMULATE == 0 or batch_idx + 1 == self.num_batches:
             self.losses.append(outputs["loss"].detach().float())
 
     def on_fit_end(self, trainer: Any, module: Any) -> None:
@@ -113,15 +116,27 @@ class _Keep(L.Callback):
         torch.save(found, self.directory / f"{trainer.global_rank}.pt")
 
 
-def train(model: str, precision: str, devices: int = 1, strategy: Any = "auto", late: bool = False) -> dict[str, Tensor]:
+def train(
+    model: str,
+    precision: str,
+    devices: int = 1,
+    strategy: Any = "auto",
+    late: bool = False,
+    num_batches: int = NUM_BATCHES,
+) -> dict[str, Tensor]:
     """Everything that training leaves, by name; `late`: the model is built in configure_model."""
     L.seed_everything(5, verbose=False)
     module = make(model, late)
-    loader: Any = torch.utils.data.DataLoader(batches(NUM_BATCHES), batch_size=None)  # type: ignore[arg-type]
+    loader: Any = torch.utils.data.DataLoader(batches(num_batches), batch_size=None)  # type: ignore[arg-type]
     with TemporaryDirectory() as directory:
+        callbacks: list[L.Callback] = [_Keep(Path(directory), num_batches)]
+        if isinstance(strategy, ZeroBubbleStrategy) and strategy.plan_request.schedule == "auto":
+            callbacks.append(
+                ZeroBubbleCallback((0, 2), "placement", min_gain=-10.0, plan_seconds=2.0, background=False, report=False)
+            )
         trainer = L.Trainer(
             accelerator="cpu", devices=devices, strategy=strategy, precision=precision, max_epochs=1,  # type: ignore[arg-type]
-            accumulate_grad_batches=ACCUMULATE, gradient_clip_val=1.0, callbacks=[_Keep(Path(directory))], logger=False,
+            accumulate_grad_batches=ACCUMULATE, gradient_clip_val=1.0, callbacks=callbacks, logger=False,
             enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         )  # fmt: skip
         trainer.fit(module, loader)
@@ -156,10 +171,10 @@ def measure(setting: Setting, plain: dict[str, Tensor]) -> Cell:
     try:
         if setting.processes:
             strategy = ZeroBubbleStrategy(setting.schedule, start_method="fork", timeout_seconds=60.0)
-            found = train(setting.model, setting.precision, setting.devices, strategy, late=True)
+            found = train(setting.model, setting.precision, setting.devices, strategy, True, num_batches(setting))
         else:
             strategy = ZeroBubbleStrategy(setting.schedule, virtual_devices=setting.devices)
-            found = train(setting.model, setting.precision, strategy=strategy)
+            found = train(setting.model, setting.precision, strategy=strategy, num_batches=num_batches(setting))
         difference, detail = compare(found, plain)
         bounded = Verdict.BOUNDED if difference < TOLERANCE else Verdict.FAILED  # NaN fails
         verdict = bounded if difference else Verdict.BITWISE
@@ -169,6 +184,11 @@ def measure(setting: Setting, plain: dict[str, Tensor]) -> Cell:
         verdict = Verdict.REFUSED if "lightning_zb" in raised_in else Verdict.FAILED
         difference, detail = 0.0, trace[-1]
     return Cell(setting, verdict.value, difference, detail, time.perf_counter() - began)
+
+
+def num_batches(setting: Setting) -> int:
+    """Batches that a setting trains on."""
+    return AUTO_BATCHES if setting.schedule == "auto" else NUM_BATCHES
 
 
 def read_cells(path: Path | None) -> list[Cell]:
@@ -221,7 +241,8 @@ def report(cells: Sequence[Cell], command: str) -> str:
         f"{platform.machine()}, CPU, torch {torch.__version__}, lightning {L.__version__}, "
         f"transformers {transformers.__version__}. `{command}`",
         "",
-        f"{len(cells)} cells: {summary}. `=`: every weight, optimizer state and loss has the same bits after three steps.",
+        f"{len(cells)} cells: {summary}. `=`: every weight, optimizer state and loss has the same bits after three steps, "
+        "`auto` after four.",
         "",
     ]
     tables = [line for processes in (False, True) for p in PRECISIONS for line in table(cells, p, processes)]
@@ -251,9 +272,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for schedule in options.schedules
                 if (setting := Setting(model, schedule, devices, precision, options.processes)) not in cells
             ]
-            plain = train(model, precision) if wanted else {}
+            plain = {n: train(model, precision, num_batches=n) for n in sorted({num_batches(setting) for setting in wanted})}
             for setting in wanted:
-                cell = cells[setting] = measure(setting, plain)
+                cell = cells[setting] = measure(setting, plain[num_batches(setting)])
                 print(f"{model:24} {precision:10} {setting.schedule:12} P={setting.devices} {_mark(cell)}", flush=True)
                 if options.results is not None:
                     with options.results.open("a") as file:

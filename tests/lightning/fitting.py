@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 
@@ -44,6 +45,8 @@ class Case:
     callback: dict[str, Any] | None = None
     checkpoint: tuple[int, str] | None = None
     """After which step to save a checkpoint, and where."""
+    save_last: str | None = None
+    """Folder in which ModelCheckpoint keeps `last.ckpt`, written at the end of each epoch."""
     watch: bool = False
     """Whether to note the weights that callbacks see at every flush point."""
     count_collectives: bool = False
@@ -142,6 +145,8 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
     callbacks: list[L.Callback] = [norms, *([watch] if case.watch else []), *([collectives] if case.count_collectives else [])]
     if case.checkpoint is not None:
         callbacks.append(Checkpoint(*case.checkpoint))
+    if case.save_last is not None:
+        callbacks.append(ModelCheckpoint(case.save_last, save_last=True, save_top_k=0))
     measuring = [] if case.callback is None else [lightning_zb.ZeroBubbleCallback(**case.callback)]
     callbacks += measuring
     options: dict[str, Any] = {"max_epochs": 2, **case.trainer}
@@ -154,7 +159,7 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
     trainer = L.Trainer(
         accelerator="cpu", devices=case.devices, accumulate_grad_batches=case.accumulate, callbacks=callbacks,
         logger=CSVLogger(directory, name="", version=case.name), log_every_n_steps=1, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0, **options,
+        enable_model_summary=False, enable_checkpointing=case.save_last is not None, num_sanity_val_steps=0, **options,
     )  # fmt: skip
     data = SplitTokens(case.size) if case.split_by_rank else dataset(case.model, case.size)
     train = torch.utils.data.DataLoader(data, batch_size=case.batch_size, shuffle=case.shuffle)

@@ -24,8 +24,10 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def run_ranks(command: list[str], num_ranks: int, directory: Path, seconds: float) -> tuple[list[int | None], list[str]]:
-    """Run a command once for each rank.
+def run_ranks(
+    command: list[str], num_ranks: int, directory: Path, seconds: float, num_nodes: int = 1
+) -> tuple[list[int | None], list[str]]:
+    """Run a command once for each rank, on nodes that are all this machine.
 
     Returns:
         Exit codes (None: did not end within the limit and was killed) and outputs.
@@ -34,8 +36,9 @@ def run_ranks(command: list[str], num_ranks: int, directory: Path, seconds: floa
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     processes, files = [], []
     for rank in range(num_ranks):
-        ranked = {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
-        environment = {**base, **ranked, "MASTER_PORT": str(port)} if num_ranks > 1 else base
+        node, local_rank = divmod(rank, num_ranks // num_nodes)
+        ranked = {"LOCAL_RANK": str(local_rank), "NODE_RANK": str(node), "WORLD_SIZE": str(num_ranks)}
+        environment = {**base, **ranked, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if num_ranks > 1 else base
         files.append(open(directory / f"rank{rank}.log", "w+"))  # noqa: SIM115
         processes.append(
             subprocess.Popen([*command, str(rank)], env=environment, cwd=ROOT, stdout=files[-1], stderr=subprocess.STDOUT)
@@ -58,10 +61,14 @@ def run_ranks(command: list[str], num_ranks: int, directory: Path, seconds: floa
     return codes, outputs
 
 
-def run_cases(cases: list[Case], num_ranks: int, directory: Path, seconds: float = 240.0) -> dict[str, list[dict[str, Any]]]:
+def run_cases(
+    cases: list[Case], num_ranks: int, directory: Path, seconds: float = 240.0, num_nodes: int = 1
+) -> dict[str, list[dict[str, Any]]]:
     """Fit cases on real processes; for each the results of all ranks."""
+    directory.mkdir(exist_ok=True)
     (directory / "cases.pkl").write_bytes(pickle.dumps(cases))
-    codes, outputs = run_ranks([sys.executable, "-m", "tests.lightning.worker", str(directory)], num_ranks, directory, seconds)
+    command = [sys.executable, "-m", "tests.lightning.worker", str(directory)]
+    codes, outputs = run_ranks(command, num_ranks, directory, seconds, num_nodes)
     assert codes == [0] * num_ranks, "\n".join(
         f"--- rank {r}: exit {c}\n{o[-3000:]}" for r, (c, o) in enumerate(zip(codes, outputs, strict=True))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,40 @@ def test_sharded_directories_continue_on_any_plan_and_consolidate_to_the_plain_f
             assert checkpoint_differences(a[key], b[key], key) == []
     torch.save(consolidate(folders[2]), tmp_path / "consolidated.ckpt")
     run(_case("plain4", None, 4, resume=str(tmp_path / "consolidated.ckpt")), tmp_path / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("sharded", [False, True], ids=["file", "directory"])
+def test_last_checkpoint_continues_on_other_numbers_of_devices_nodes_and_replicas(sharded, tmp_path):
+    """P=2 on one node, P=4 on two, P=2 again; and D=2 goes on as D=1: each as the plain Trainer goes on from the same file."""
+    options = {"save_distributed_checkpoint": sharded}
+    begun = [
+        _case("two", {"schedule": "zb-v", **options}, 1, devices=2, save_last=str(tmp_path / "two")),
+        _case("replicas", {"schedule": "1f1b", "data_parallel_size": 2, **options}, 1, devices=2,
+              save_last=str(tmp_path / "replicas")),
+    ]  # fmt: skip
+    run_cases(begun, 2, tmp_path)
+    four = _case("four", {"schedule": "zb-v", **options}, 2, devices=2, resume=str(tmp_path / "two" / "last.ckpt"),
+                 save_last=str(tmp_path / "four"))  # fmt: skip
+    four = replace(four, trainer={**four.trainer, "num_nodes": 2})
+    results = run_cases([four], 4, tmp_path / "nodes", num_nodes=2)
+    back = [
+        _case("back", {"schedule": "1f1b", **options}, 3, devices=2, resume=str(tmp_path / "four" / "last.ckpt")),
+        _case("alone", {"schedule": "zb-v", **options}, 2, devices=2, resume=str(tmp_path / "replicas" / "last.ckpt")),
+    ]
+    results |= run_cases(back, 2, tmp_path)
+    for case in (four, *back):
+        assert case.resume is not None
+        path = Path(case.resume)
+        if sharded:
+            path = tmp_path / f"{case.name}.ckpt"
+            torch.save(consolidate(case.resume), path)
+        trainer = {key: value for key, value in case.trainer.items() if key != "num_nodes"}
+        plain = replace(case.plain(), name=f"{case.name}-plain", trainer=trainer, resume=str(path), save_last=None)
+        expected = run(plain, tmp_path / "plain")
+        assert expected["steps"] > 0
+        assert differences(results[case.name], expected) == [], case.name
 
 
 def test_an_incomplete_directory_is_refused_in_one_sentence(tmp_path):
