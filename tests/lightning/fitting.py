@@ -200,6 +200,7 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         "own_bytes": sum(p.numel() * p.element_size() for p in own.values()),
         "plan_passes": _planned(trainer),
         "partition": None if case.strategy is None else [len(chunk) for chunk in trainer.strategy.plan.partition.chunks],
+        "state_bytes": None if case.strategy is None else sum(c.state_bytes or 0.0 for c in trainer.strategy.plan.costs.layers),
         "decisions": [d for callback in measuring for d in callback.decisions],
         "num_chunks": trainer.strategy.plan.placement.num_chunks if case.strategy is not None else 1,
     }
