@@ -21,11 +21,11 @@ from lightning_zb.data_agreement import check_agreement
 from lightning_zb.execution.channels import Channels, open_channels
 from lightning_zb.execution.data_parallel import GradientReducer
 from lightning_zb.execution.executor import Executor
-from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.offline import offline_executors, run_offline
 from lightning_zb.execution.optimizer_shards import OptimizerShards, state_bytes
 from lightning_zb.execution.profiler import StepRecorder
 from lightning_zb.execution.program import Program
+from lightning_zb.execution.programs import Programs
 from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.transport import DistributedTransport
 from lightning_zb.model.deferred_init import DeferredInit, materialise
@@ -42,7 +42,6 @@ from lightning_zb.model.stubs import PrologueStubs
 from lightning_zb.model.windows import Window, windows
 from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.schedule import Pass
 from lightning_zb.replicas import Replicas, ShardGroups
 from lightning_zb.shared_gradients import Sharing
 from lightning_zb.stepping import PostValidation, StepEnding, StepOwner
@@ -150,7 +149,7 @@ class Pipeline:
             )
             self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(self._channels))]
         self._sharing = Sharing(self.module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
-        self._programs: dict[tuple[int, bool], Program] = {}
+        self._programs = Programs(self.plan)
         if self._peers is not None:
             alone = parameters_of_chunks(self.module, self.stack, self._windows)
             for executor in self._executors:
@@ -177,7 +176,7 @@ class Pipeline:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
         self.last_step_was_recorded = self._executors[0].recorder is not None
         start = perf_counter()
-        self._last_program = self._program(len(microbatches))
+        self._last_program = self._programs.get(len(microbatches))
         self._run(self._last_program)
         self.last_step_seconds = perf_counter() - start
         self.ownership = self._sharing.finish_step(self._executors, self._channels, self.ownership, self._stubs)
@@ -244,7 +243,7 @@ class Pipeline:
         self._num_evaluations += 1
         for runner in self._runners:
             runner.begin([args], step=step, method=method, divisor=None, context=context)
-        self._run(self._program(1, forward_only=True))
+        self._run(self._programs.get(1, forward_only=True))
         return self._output(0)
 
     # -- profiling and switching -----------------------------------------------------------------------------------
@@ -295,7 +294,7 @@ class Pipeline:
         old = self.plan
         if (plan.partition, plan.placement) == (old.partition, old.placement):
             self.plan = plan
-            self._programs.clear()
+            self._programs = Programs(plan)
             return
         channels, is_copy = self._channels, self._sharing.is_copy
         self._past = self._total()
@@ -337,26 +336,6 @@ class Pipeline:
     def _output(self, microbatch: int) -> Any:
         found = [runner.outputs[microbatch] for runner in self._runners if microbatch in runner.outputs]
         return found[0] if found else None
-
-    def _program(self, num_microbatches: int, forward_only: bool = False) -> Program:
-        """The program for a number of microbatches; the last group of an epoch may be shorter."""
-        key = num_microbatches, forward_only
-        if key not in self._programs:
-            placement = self.plan.placement
-            seconds = [
-                {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight, "BW": cost.whole_backward}
-                for cost in self.plan.costs.chunks(self.plan.partition)
-            ]
-
-            def duration(p: Pass) -> float:
-                return seconds[p.chunk][p.kind.value]
-
-            if forward_only:
-                self._programs[key] = lower_forward(placement, num_microbatches, duration)
-            else:
-                schedule = self.plan.schedule.first_microbatches(num_microbatches)  # an order without its end stays valid
-                self._programs[key] = lower(schedule, placement, duration)
-        return self._programs[key]
 
     # -- parameters ------------------------------------------------------------------------------------------------
 
