@@ -8,7 +8,7 @@ ZeroRedundancyOptimizer divides alike, but builds the optimizer itself and conso
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,12 +101,7 @@ class OptimizerShards:
             p.copy_(values.view_as(p))
 
 
-def state_bytes(optimizer: torch.optim.Optimizer, parameters: Collection[nn.Parameter] | None = None) -> int:
-    """Bytes of the tensors an optimizer keeps here.
-
-    Args:
-        optimizer: as it is now; most make their state in the first step.
-        parameters: only for these; None for all.
-    """
-    states = optimizer.state.values() if parameters is None else [optimizer.state.get(p, {}) for p in parameters]
-    return sum(t.numel() * t.element_size() for state in states for t in state.values() if isinstance(t, Tensor))
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the tensors an optimizer keeps in this process; most make them in the first step."""
+    tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)
