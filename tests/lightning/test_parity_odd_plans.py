@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 
 from lightning_zb.planning.cooptimize import cooptimize
@@ -40,3 +42,26 @@ def test_what_the_co_optimizer_makes_of_costs(num_devices, tmp_path):
     costs = read_plan(odd_plans.write("one chunk beside five", 4, tmp_path / "costs.json")).costs
     write_plan(cooptimize(costs, num_devices, 4, 1.5, effort=2), tmp_path / "plan.json")
     check("tokens", tmp_path / "plan.json", tmp_path)
+
+
+def test_the_layout_of_a_user(tmp_path):
+    case = _case("tokens", "zb", 2, strategy={"partition": "Et|t*3|tt|t*2L"}, size=16)
+    result = run(case, tmp_path)
+    assert differences([result], run(case.plain(), tmp_path / "plain")) == []
+    assert result["partition"] == [2, 3, 2, 3]
+
+
+@pytest.mark.slow
+def test_constraints_of_a_user(tmp_path):
+    constraints = {"alone": ["epilogue"], "together": [["net.layers.0", "net.layers.2"]]}
+    case = _case("tokens", "auto", 2, strategy={"constraints": constraints}, size=16)
+    result = run(case, tmp_path)
+    assert differences([result], run(case.plain(), tmp_path / "plain")) == []
+    cuts = set(accumulate(result["partition"]))
+    assert 9 in cuts  # of ten items
+    assert not {2, 3} & cuts
+
+
+def test_constraints_that_cannot_be_are_said(tmp_path):
+    with pytest.raises(ValueError, match="constraints need a schedule that cuts the layers itself; write schedule 'auto'"):
+        run(_case("tokens", "zb-v", 2, strategy={"constraints": {"alone": ["epilogue"]}}), tmp_path)
