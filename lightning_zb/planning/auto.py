@@ -8,7 +8,7 @@ never gives a worse plan.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders
@@ -22,6 +22,7 @@ from lightning_zb.planning.placement import Partition, Placement, cyclic, wave
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import assemble_plan
 from lightning_zb.planning.registry import PlanRequest, Problem, SearchSpec, find_schedule
+from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.search import Searcher
 
 DEFAULT_EFFORT = 28
@@ -197,7 +198,7 @@ def _try_less_memory(candidates: list[Candidate], best: Candidate, effort: int, 
                 problem = replace(candidate.problem, limits=rung.limits)
                 by_level.setdefault(rung.budget, []).append(replace(candidate, problem=problem))
     for level in sorted(by_level, reverse=True):
-        lower = [_searched(c.name, c.partition, c.problem, seed, best.searcher.objective) for c in by_level[level]]
+        lower = [new_candidate(c.name, c.partition, c.problem, seed, best.searcher.objective) for c in by_level[level]]
         if min(c.searcher.bound.seconds for c in lower) >= best.searcher.value:
             break
         found = find_best(lower, effort, deadline)
@@ -207,8 +208,10 @@ def _try_less_memory(candidates: list[Candidate], best: Candidate, effort: int, 
     return best
 
 
-def _searched(name: str, partition: Partition, problem: Problem, seed: int, objective: Objective) -> Candidate:
-    """A candidate whose search has not begun."""
+def new_candidate(
+    name: str, partition: Partition, problem: Problem, seed: int, objective: Objective, warm_starts: Sequence[Schedule] = ()
+) -> Candidate:
+    """A candidate whose search has not begun; see `Candidate` and `search`."""
     searcher = Searcher(
         problem.placement,
         problem.chunk_costs,
@@ -217,6 +220,7 @@ def _searched(name: str, partition: Partition, problem: Problem, seed: int, obje
         problem.limits,
         seed=seed,
         objective=objective,
+        warm_starts=warm_starts,
     )
     return Candidate(name, partition, problem, searcher)
 
@@ -245,7 +249,7 @@ def make_candidates(request: PlanRequest, seed: int, objective: Objective) -> li
                 (max(a - b for a, b in zip(least, limits, strict=True)), budget, least, costs, partition, placement)
             )
             continue
-        candidates.append(_searched(name, partition, problem, seed, objective))
+        candidates.append(new_candidate(name, partition, problem, seed, objective))
     if not candidates and not failures:
         chunks = ", ".join(str(n) for n in sorted({p.num_chunks for p in placements.values()}))
         raise ValueError(

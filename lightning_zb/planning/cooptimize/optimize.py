@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from lightning_zb.planning.auto import Candidate, find_best
+from lightning_zb.planning.auto import Candidate, find_best, new_candidate
 from lightning_zb.planning.bounds import Objective, bounds_of_orders, meets
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
@@ -29,7 +29,6 @@ from lightning_zb.planning.planner import assemble_plan
 from lightning_zb.planning.random_stream import new_stream
 from lightning_zb.planning.registry import Problem
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.search import Searcher
 
 DEFAULT_EFFORT = 28
 """Work units; of the search for the order of passes; a third as many go to layouts before."""
@@ -141,17 +140,8 @@ def _finalists(scorer: Scorer, seed: int) -> list[Candidate]:
 
 def _candidate(layout: Layout, scorer: Scorer, seed: int) -> Candidate:
     problem = _problem(layout, scorer)
-    searcher = Searcher(
-        problem.placement,
-        problem.chunk_costs,
-        problem.costs,
-        problem.num_microbatches,
-        problem.limits,
-        seed=seed,
-        objective=scorer.objective,
-        warm_starts=[scorer.quick_schedule(layout)[1]],
-    )
-    return Candidate("layout", layout.partition, problem, searcher)
+    quick = scorer.quick_schedule(layout)[1]
+    return new_candidate("layout", layout.partition, problem, seed, scorer.objective, [quick])
 
 
 def _alike(costs: CostModel, budget: MemoryBudget) -> bool:
