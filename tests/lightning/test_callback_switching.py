@@ -49,6 +49,24 @@ def test_processes(tmp_path: Path):
     assert all(not d for d in found.values()), found
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_default_schedule_moves_layers_on_the_way(devices: int, tmp_path: Path):
+    """zb-v until layers are measured, then what `auto` makes of them, be it better or not; the same bits throughout."""
+    callback = {"profile_steps": (1, 3), "background": False, "min_gain": -9.0, "plan_seconds": 2.0}
+    case = Case(
+        "run", "hybrid", trainer={"gradient_clip_val": 0.5, "max_epochs": 1}, strategy={}, callback=callback, devices=devices,
+        size=80, batch_size=2, accumulate=4,
+    )  # fmt: skip
+    parts = run_cases([case], devices, tmp_path)["run"]
+    plain = run(case.plain(), tmp_path / "plain")
+    assert differences(parts, plain) == []
+    for part in parts:
+        first = part["decisions"][0]
+        assert first.change == "placement"
+        assert first.reason.startswith("auto, new placement")
+
+
 def test_every_rank_gets_what_it_lacks():
     held = [frozenset("ab"), frozenset("bc")]
     answers = [frozenset("a"), frozenset("bc")]
