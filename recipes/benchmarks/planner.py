@@ -125,6 +125,9 @@ _HEAD = (
 )
 
 
+_FASTEST = "Passes simulated per second:"
+
+
 def table_line(cell: Cell) -> str:
     """One line of the report."""
     row = ROWS[cell.row]
@@ -184,18 +187,30 @@ def draw(cells: list[Cell], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def report(cells: list[Cell], command: str) -> str:
-    """The Markdown report."""
+def report(cells: list[Cell], command: str, before: str = "") -> str:
+    """The Markdown report.
+
+    Args:
+        cells: in the order of the table.
+        command: that made them.
+        before: the report so far; what was written around its table stays.
+    """
+    table = [*_HEAD, *(table_line(cell) for cell in cells)]
+    fastest = f"{_FASTEST} at most {max(c.passes_per_second for c in cells):.2g}."
+    lines = before.split("\n")
+    if _HEAD[0] in lines and any(line.startswith(_FASTEST) for line in lines):
+        first = lines.index(_HEAD[0])
+        last = next(i for i, line in enumerate(lines) if line.startswith(_FASTEST))
+        return "\n".join([*lines[:first], *table, "", fastest, *lines[last + 1 :]])
     lines = [
         f"# Planner: bubble rates on the published costs, {date.today().isoformat()}",
         "",
         f"{platform.processor() or platform.machine()}, one process on one core, Python {platform.python_version()}, "
         f"numba {numba.__version__}, numpy {np.__version__}. `{command}`",
         "",
-        *_HEAD,
-        *(table_line(cell) for cell in cells),
+        *table,
         "",
-        f"Passes simulated per second: at most {max(c.passes_per_second for c in cells):.2g}.",
+        fastest,
     ]
     return "\n".join(lines) + "\n"
 
@@ -209,9 +224,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--chunks", type=int, default=4, help="most chunks per device")
     parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
     parser.add_argument("--rows", type=int, nargs="*", default=range(21), help="0 to 20, default; 21 to 24: few microbatches")
+    parser.add_argument("--known", action="store_true", help="plan nothing, show what the results file has")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further cell after this time")
     parser.add_argument("--results", type=Path, help="file that keeps the cells, to go on from later")
-    parser.add_argument("--out", type=Path, help="Markdown report")
+    parser.add_argument("--out", type=Path, help="Markdown report; of one that exists only the table is written anew")
     parser.add_argument("--picture", type=Path, help="memory-bubble curves as PNG")
     arguments = parser.parse_args(argv)
     began = time.perf_counter()
@@ -224,7 +240,7 @@ def main(argv: list[str] | None = None) -> None:
                 effort, seed = BEST.get((number, budget), (effort, seed))
             asked = (number, budget, effort, seed, arguments.chunks)
             if asked not in known:
-                if time.perf_counter() - began > arguments.seconds:
+                if arguments.known or time.perf_counter() - began > arguments.seconds:
                     continue
                 known[asked] = solve(*asked)
                 if arguments.results is not None:
@@ -233,7 +249,8 @@ def main(argv: list[str] | None = None) -> None:
             cells.append(known[asked])
             print(table_line(cells[-1]), flush=True)
     if cells and arguments.out:
-        arguments.out.write_text(report(cells, "python -m recipes.benchmarks.planner" + " --best" * arguments.best))
+        before = arguments.out.read_text() if arguments.out.exists() else ""
+        arguments.out.write_text(report(cells, "python -m recipes.benchmarks.planner" + " --best" * arguments.best, before))
     if cells and arguments.picture:
         draw(cells, arguments.picture)
 

@@ -38,4 +38,9 @@ def test_cells_are_kept_and_gone_on_from(tmp_path, capsys, monkeypatch):
     planner.main([*arguments, "--out", str(report), "--picture", str(picture)])
     assert report.read_text().count("| 6.2B |") == 1
     assert picture.stat().st_size > 10_000
+    report.write_text("# Mine\n" + report.read_text().replace("0.0000", "0.5000") + "\n## Not reached\n")
+    planner.main([*arguments, "--out", str(report), "--known"])  # only the table is written anew
+    assert report.read_text().startswith("# Mine\n")
+    assert report.read_text().endswith("\n## Not reached\n")
+    assert "0.5000" not in report.read_text()
     planner.main([*arguments, "--budgets", "1.0", "--seconds", "-1"])  # begins nothing more
