@@ -66,13 +66,19 @@ def floor(costs: CostModel, num_devices: int, num_microbatches: int) -> float:
 def baseline_plans(config: Configuration, costs: CostModel, num_devices: int, num_microbatches: int) -> dict[str, Plan | None]:
     """The second paper's baselines, with whole layers in even numbers, or balanced for Mist; None where one does not exist.
 
+    Mist comes twice: cut between all items, which may leave the head alone on a device, and between whole layers, the ends
+    riding along, as the paper describes it ("the number of layers per stage").
+
     A schedule may not fit the memory, and two chunks a device need twice as many layers as devices.
     """
     plans: dict[str, Plan | None] = {}
-    for name in (*BASELINES, "zb"):
-        schedule = BASELINES[name].schedule if name in BASELINES else name
+    for name in (*BASELINES, "zb", "mist-layers"):
+        baseline = BASELINES.get(name.removesuffix("-layers"))
+        schedule = name if baseline is None else baseline.schedule
         counts: PartitionSpec | None = "balanced"
-        if name not in BASELINES or BASELINES[name].partition == "even":
+        if name == "mist-layers":
+            counts = config.balanced_counts(costs, num_devices)
+        elif baseline is None or baseline.partition == "even":
             spec = find_schedule(schedule)
             counts = config.even_counts(spec.placement(num_devices, config.num_layers).num_chunks)  # type: ignore[union-attr]
         plans[name] = None

@@ -8,8 +8,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
-ORDER = ("s-1f1b", "i-1f1b", "zb", "mist", "hanayo", "ours")
-COLOURS = dict(zip(ORDER, ("#9aa5b1", "#c7a76c", "#6fa287", "#7d8fc2", "#b58bb0", "#c8553d"), strict=True))
+ORDER = ("s-1f1b", "i-1f1b", "zb", "mist", "mist-layers", "hanayo", "ours")
+COLOURS = dict(zip(ORDER, ("#9aa5b1", "#c7a76c", "#6fa287", "#7d8fc2", "#a9c1e0", "#b58bb0", "#c8553d"), strict=True))
 
 
 def draw_all(rows: list[Row], folder: Path) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.costs import CostModel, LayerCost
+from lightning_zb.planning.partitioning import balanced
+from lightning_zb.planning.placement import cyclic
 from recipes.costs.device import H800, Device
 from recipes.costs.items import (
     Item,
@@ -59,6 +62,21 @@ class Configuration:
             return None
         longer = range((num_chunks - remainder) // 2, (num_chunks + remainder) // 2)
         return [self.items_per_layer * (base + (c in longer)) for c in range(num_chunks)]
+
+    def balanced_counts(self, costs: CostModel, num_chunks: int) -> list[int] | None:
+        """Items of each chunk when whole layers are cut so that the largest chunk is smallest; the ends ride along.
+
+        None where there are fewer layers than chunks.
+        """
+        if self.num_layers < num_chunks:
+            return None
+        widths = [self.items_per_layer] * self.num_layers
+        widths[0] += 1
+        widths[-1] += 1
+        ends = list(accumulate(widths, initial=0))
+        layers = [costs.chunk(range(a, b)) for a, b in pairwise(ends)]
+        whole = CostModel(tuple(LayerCost("", c.forward, c.backward_input, c.backward_weight) for c in layers))
+        return [sum(widths[i] for i in chunk) for chunk in balanced(whole, cyclic(num_chunks)).chunks]
 
 
 def gemma_items(config: Configuration, tokens: int, node: int) -> list[Item]:
