@@ -10,6 +10,7 @@ fills.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -292,7 +293,8 @@ def _builder(slopes: Iterable[Slopes], share: float) -> Callable[[Problem], Sche
     """
 
     def build(problem: Problem) -> Schedule:
-        budget = (share + 1 / problem.placement.num_devices) * sum(c.activation_bytes for c in problem.chunk_costs)
+        num_devices = problem.placement.num_devices
+        budget = (math.ceil(share * num_devices) + 1) / num_devices * sum(c.activation_bytes for c in problem.chunk_costs)
         limits = tuple(min(budget, limit) for limit in problem.limits)
         # unequal chunks may need more than that share
         rooms = (limits, *((factor * budget,) * len(limits) for factor in (1.0, 1.1, 1.25, 1.5, 2.0, np.inf)))
