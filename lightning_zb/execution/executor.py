@@ -92,8 +92,7 @@ class Executor:
         self._results.clear()
         self._executed.clear()
         self._trains = not program.forward_only
-        computes = [i.run for i in program.instructions[self.device] if isinstance(i, Compute)]
-        self._last_weights = {p.chunk: p for p in computes if p.kind in (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT)}
+        self._last_weights = {} if self.reducer is None else program.last_weights(self.device)
         if self.optimistic is None:
             return
         if program.forward_only:

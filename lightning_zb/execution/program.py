@@ -117,6 +117,11 @@ class Program:
         computes = (i for i in self.instructions[device] if isinstance(i, Compute))
         return frozenset((c.run.chunk, c.run.microbatch) for c in computes if c.run.kind is PassKind.BACKWARD)
 
+    def last_weights(self, device: int) -> dict[int, Pass]:
+        """For each chunk of the device the pass after which its gradients are complete."""
+        computes = (i for i in self.instructions[device] if isinstance(i, Compute))
+        return {c.run.chunk: c.run for c in computes if c.run.kind in (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT)}
+
     def receive_window(self, source: int, destination: int) -> int:
         """The most messages of a pair that are posted and not yet taken at any time: buffers to allow for."""
         window = most = 0
