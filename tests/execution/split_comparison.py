@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 import torch
+from torch import nn
 
 from lightning_zb.execution.split_backward import DeferredWeights, accumulate
 
@@ -67,3 +68,43 @@ def assert_same_bits(module, run, num_microbatches=3, autocast=False, allowed=()
 def weigh(output):
     """A loss whose output gradient is random and dense."""
     return (output * torch.randn(output.shape, dtype=output.dtype)).sum()
+
+
+class Holder(nn.Module):
+    """A module with parameters of these shapes, and a function of itself and of its input."""
+
+    def __init__(self, function, dtype=torch.float32, **shapes):
+        super().__init__()
+        torch.manual_seed(0)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape).to(dtype)))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def layout(shape, strided):
+    if strided and len(shape) > 1:
+        shape = (shape[1], shape[0], *shape[2:])
+        return torch.randn(shape).transpose(0, 1)
+    return torch.randn(shape)
+
+
+def on_random(shape, strided=False, dtype=torch.float32, needs_gradient=True):
+    def run(module):
+        x = layout(shape, strided).to(dtype).requires_grad_(needs_gradient)
+        return weigh(module(x)), x
+
+    return run
+
+
+def deferred_parameters(module, run):
+    """The parameters whose gradients W computes."""
+    record = DeferredWeights()
+    with record.recording():
+        loss, _ = run(module)
+    with record.recording():
+        loss.backward()
+    deferred = set(record.contributions())
+    return {name for name, p in module.named_parameters() if p in deferred}
