@@ -1,4 +1,4 @@
-"""Each operator whose weight gradient waits for W, against plain autograd: any layout, precision, checkpoint, change in place."""
+"""Each operator whose weight gradient waits for W, against plain autograd, whatever its layout, precision or surroundings."""
 
 import pytest
 import torch
