@@ -35,6 +35,8 @@ class PipelineCommunication(ParallelStrategy):
     is_distributed = False  # no sampler injection by Lightning: it would divide the data over pipelines, and shuffle it
     num_nodes = 1
     data_parallel_size = 1
+    process_group_backend: str | None = None
+    """What the default group and the replicas' run on; None: what suits the device."""
     peers: dist.ProcessGroup | None = None
     """The processes that stand for the same device in all replicas; None for one replica."""
     everyone: dist.ProcessGroup | None = None
@@ -83,7 +85,7 @@ class PipelineCommunication(ParallelStrategy):
         rank_zero_only.rank = utilities_rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
         replicas = self.replicas
         if self.world_size > 1:
-            backend = _get_default_process_group_backend_for_device(self.root_device)
+            backend = self.process_group_backend or _get_default_process_group_backend_for_device(self.root_device)
             _init_dist_connection(self.cluster_environment, backend, timeout=max(timeout, _STARTING))
             atexit.register(_destroy_process_group)  # Lightning does this for NCCL only; gloo aborts at exit otherwise
             self.everyone = dist.new_group(timeout=timeout, backend="gloo")

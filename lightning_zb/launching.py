@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -22,14 +23,19 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_zb.first_failure import OtherRankFailed, follows_from_a_lost_peer, note_failure
 
 GRACE_SECONDS = 5.0
 """How long a process may take to end by itself after another one failed."""
 
 _LAUNCH_VARIABLES = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _running: list[PipelineScriptLauncher] = []
+_runs = count()
+"""Numbers fits and evaluations of a script; every rank runs the same ones."""
 
 
 class PipelineScriptLauncher(_SubprocessScriptLauncher):
@@ -38,6 +44,12 @@ class PipelineScriptLauncher(_SubprocessScriptLauncher):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.job = _hydra_job()
+        if _running:
+            self.procs = _running[-1].procs  # another Trainer of the script started them
+
+    @property
+    def is_interactive_compatible(self) -> bool:
+        return self.num_processes == 1 or self.cluster_environment.creates_processes_externally  # then it starts none
 
     def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Start the children, then call the function here; a failure on any side ends all sides."""
@@ -46,17 +58,23 @@ class PipelineScriptLauncher(_SubprocessScriptLauncher):
             self._call_children_scripts()
             _running.append(self)
         _set_num_threads_if_needed(num_processes=self.num_processes)
+        run = next(_runs)
         watch = _ChildWatch(self.procs)
         watch.start()
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             watch.stop()
+            first = note_failure(error, run)
             killed = _find_killed(self.procs)
             end_children(self.procs, GRACE_SECONDS)
             if killed is not None and isinstance(error, Exception):
                 rank, name = killed
                 raise ChildProcessError(f"the process of rank {rank} was ended by {name}") from error
+            if first is not None and follows_from_a_lost_peer(error):
+                raise OtherRankFailed(first) from error
+            if isinstance(error, SIGTERMException):
+                error.code = 128 + signal.SIGTERM  # Lightning's ends with 0, as if all were well
             raise
         finally:
             watch.stop()
@@ -80,6 +98,15 @@ class PipelineScriptLauncher(_SubprocessScriptLauncher):
 
 class PipelineProcessLauncher(_MultiProcessingLauncher):
     """Spawns or forks the processes, for notebooks and tests; the parent gets the whole model's weights back."""
+
+    def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._wrapping_function(*args, **kwargs)
+        except Exception as error:  # the parent shows the traceback of the process whose end it sees first
+            first = note_failure(error)
+            if first is not None and follows_from_a_lost_peer(error):
+                raise OtherRankFailed(first) from error
+            raise
 
     def _collect_rank_zero_results(self, trainer: Any, results: Any) -> Any:
         # the parent copies lightning_module.state_dict() back: without consolidation it would get meta tensors
@@ -203,6 +230,11 @@ def _child_command(local_rank: int) -> tuple[list[str], str | None]:
     import __main__
 
     spec = getattr(__main__, "__spec__", None)
+    if spec is None and not os.path.isfile(sys.argv[0]):
+        raise RuntimeError(
+            f'start_method="popen" runs the script again for each device, but there is no script ({sys.argv[0]!r}); '
+            'save it to a file, or write ZeroBubbleStrategy(start_method="fork")'
+        )
     job = _hydra_job()
     if job is None:
         script = [sys.executable, os.path.abspath(sys.argv[0])] if spec is None else [sys.executable, "-m", spec.name]

@@ -1,18 +1,25 @@
-"""`trainer.should_stop`, set by user code on one rank, ends training on all of them after the same step.
+"""What ends training before its time: `trainer.should_stop` set by user code, and SIGTERM.
 
 Code after the layers runs on the loss rank alone, so a module that stops training on its own would leave the other ranks
 waiting. Lightning's callbacks decide on every rank; where other code mentions `should_stop`, the ranks agree after each
 step, which costs a barrier a step, and are told so.
+
+Lightning's handler of SIGTERM enters a collective, wherever its process is, and waits for processes that wait for it;
+and its loops ask each other every batch. Here a process that got the signal ends after its batch, those that it started
+get it too, and all others lose a peer.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from types import CodeType, FunctionType
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+log = logging.getLogger("lightning.pytorch.zero_bubble")
 
 
 def agree_on_stops(trainer: Any, module: pl.LightningModule) -> None:
@@ -38,6 +45,24 @@ def agree_on_stops(trainer: Any, module: pl.LightningModule) -> None:
         original(*args)
 
     loop.on_advance_end = on_advance_end
+
+
+def end_on_sigterm(trainer: Any) -> None:
+    """Let SIGTERM end this process after its batch, without a collective.
+
+    Args:
+        trainer: has not registered its signal handlers yet.
+    """
+
+    def note(signum: int, frame: Any) -> None:
+        if not trainer.received_sigterm:
+            log.info("rank %d received SIGTERM and ends after this batch", trainer.global_rank)
+            trainer.strategy.launcher.kill(signum)
+        trainer._signal_connector.received_sigterm = True
+
+    trainer._signal_connector._sigterm_notifier_fn = note
+    # a collective and a host synchronisation every batch
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def _mentions_should_stop(kind: type) -> bool:

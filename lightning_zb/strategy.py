@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
@@ -62,8 +63,11 @@ class ZeroBubbleStrategy(PipelineCommunication):
         save_distributed_checkpoint: write checkpoints as directories, in which every device writes what it holds.
         virtual_devices: run a pipeline of that many devices inside one process (`Trainer(devices=1)`), to try a plan or
             test a model without starting processes.
-        start_method: `"popen"` runs the script again for each device; `"spawn"` and `"fork"` start functions.
-        timeout_seconds: how long a transfer may take before the run is given up.
+        start_method: `"popen"` runs the script again for each device; `"spawn"` and `"fork"` start functions. In a notebook
+            `"popen"` means `"fork"`. Processes that torchrun or SLURM started are taken as they are.
+        timeout: how long a transfer or collective may take, on gloo and NCCL alike, before its peer counts as lost and
+            the run is given up: seconds, or a timedelta as Lightning's DDPStrategy takes it.
+        process_group_backend: `"nccl"` or `"gloo"`; None: NCCL on CUDA, else gloo.
         data_parallel_size: replicas of the pipeline; the devices of all nodes are divided among them.
         shard_optimizer: divide optimizer state among the replicas (ZeRO stage 1): each keeps the state of its share of every
             device's parameters, steps it, and hands the values on; the bits stay. Nothing changes with one replica.
@@ -88,7 +92,8 @@ class ZeroBubbleStrategy(PipelineCommunication):
         save_distributed_checkpoint: bool = False,
         virtual_devices: int | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
-        timeout_seconds: float = 1800.0,
+        timeout: float | timedelta = 1800.0,
+        process_group_backend: str | None = None,
         data_parallel_size: int = 1,
         shard_optimizer: bool = False,
         data: Literal["read", "broadcast"] = "read",
@@ -111,11 +116,14 @@ class ZeroBubbleStrategy(PipelineCommunication):
             layers=layers,
             virtual_devices=virtual_devices,
             check_data_steps=check_data_steps,
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             side_channels=(side_channels,) if isinstance(side_channels, str) else tuple(side_channels),
         )
         if data not in ("read", "broadcast"):
             raise ValueError(f'data={data!r} is unknown; write "read" or "broadcast"')
+        if self._options.timeout <= timedelta(0):
+            raise ValueError(f"timeout={timeout!r} leaves no time for a transfer; write how many seconds a peer may be silent")
+        self.process_group_backend = process_group_backend
         self._post_validation = PostValidation.parse(post_validation)
         self._error_if_nonfinite = error_if_nonfinite
         self._save_distributed_checkpoint = save_distributed_checkpoint
@@ -168,13 +176,15 @@ class ZeroBubbleStrategy(PipelineCommunication):
     # -- processes -------------------------------------------------------------------------------------------------
 
     def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
+        environment = self.cluster_environment
+        assert environment is not None
         if self._start_method != "popen":
             self._launcher = PipelineProcessLauncher(self, start_method=self._start_method)
-            return
-        finish_previous_job()
-        if not self.cluster_environment.creates_processes_externally:
-            self._launcher = PipelineScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+        elif _IS_INTERACTIVE and self.num_processes > 1 and not environment.creates_processes_externally:
+            self._launcher = PipelineProcessLauncher(self, start_method="fork")  # there is no script to run again
+        else:
+            finish_previous_job()
+            self._launcher = PipelineScriptLauncher(environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -189,6 +199,7 @@ class ZeroBubbleStrategy(PipelineCommunication):
             trainer.callbacks.insert(1, ZeroBubbleCallback())
         if self.root_device.type == "cuda" and not any(isinstance(c, LateMetrics) for c in trainer.callbacks):
             trainer.callbacks.insert(1, LateMetrics())
+        stopping.end_on_sigterm(trainer)
         hooks.adapt_hooks(module, trainer)
         hooks.share_results(trainer)
 
@@ -234,8 +245,6 @@ class ZeroBubbleStrategy(PipelineCommunication):
             )  # fmt: skip
             self._deferred = None  # frees the record
             rank_zero_info(self._pipeline.announcement)
-        # a collective and a host synchronisation every batch
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         stopping.agree_on_stops(trainer, self.lightning_module)
         metrics.join_replicas(self.lightning_module, self.peers if self.has_loss else None)
         self.model = self.precision_plugin.convert_module(self.lightning_module)

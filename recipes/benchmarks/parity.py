@@ -170,7 +170,7 @@ def measure(setting: Setting, plain: dict[str, Tensor]) -> Cell:
     began = time.perf_counter()
     try:
         if setting.processes:
-            strategy = ZeroBubbleStrategy(setting.schedule, start_method="fork", timeout_seconds=600.0)
+            strategy = ZeroBubbleStrategy(setting.schedule, start_method="fork", timeout=600.0)
             found = train(setting.model, setting.precision, setting.devices, strategy, True, num_batches(setting))
         else:
             strategy = ZeroBubbleStrategy(setting.schedule, virtual_devices=setting.devices)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
 import lightning_zb
 from tests.lightning.models import TokenModule, Tokens
@@ -78,12 +78,46 @@ class Module(TokenModule):
         fail("training_step", self.global_step)
         return super().training_step(batch, batch_idx)
 
+    def on_train_batch_start(self, *_) -> None:
+        fail("on_train_batch_start", self.global_step)
+
+    def on_after_backward(self) -> None:
+        fail("on_after_backward", self.global_step)
+
+    def on_before_optimizer_step(self, optimizer) -> None:
+        fail("on_before_optimizer_step", self.global_step)
+
     def on_train_batch_end(self, *_) -> None:
         fail("on_train_batch_end", self.global_step)
+
+    def on_train_epoch_end(self) -> None:
+        fail("on_train_epoch_end")
+
+    def on_save_checkpoint(self, checkpoint) -> None:
+        fail("on_save_checkpoint", self.global_step)
 
     def validation_step(self, batch, batch_idx):
         fail("validation_step", self.global_step)
         return super().validation_step(batch, batch_idx)
+
+
+class FailingCallback(Callback):
+    """Fails in the hook that was named with `callback.` before it."""
+
+    def setup(self, *_, **__) -> None:
+        fail("callback.setup")
+
+    def on_train_batch_start(self, trainer, *_) -> None:
+        fail("callback.on_train_batch_start", trainer.global_step)
+
+    def on_before_zero_grad(self, trainer, *_) -> None:
+        fail("callback.on_before_zero_grad", trainer.global_step)
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        fail("callback.on_train_batch_end", trainer.global_step)
+
+    def on_validation_end(self, trainer, *_) -> None:
+        fail("callback.on_validation_end", trainer.global_step)
 
 
 def collate(items):
@@ -101,10 +135,11 @@ def main() -> None:
         accelerator="cpu", devices=2, max_epochs=3, accumulate_grad_batches=4, gradient_clip_val=0.5, logger=False,
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, val_check_interval=8,
         callbacks=[
+            FailingCallback(),
             ModelCheckpoint(DIRECTORY, "{step}", every_n_train_steps=1, save_top_k=-1),
             OnExceptionCheckpoint(DIRECTORY),
         ],
-        strategy=lightning_zb.ZeroBubbleStrategy(timeout_seconds=8),
+        strategy=lightning_zb.ZeroBubbleStrategy(timeout=8),
     )  # fmt: skip
     trainer.fit(Module(), train, torch.utils.data.DataLoader(Tokens(4), batch_size=2))
 

@@ -31,6 +31,14 @@ class Tokens(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone()}
 
 
+class RaggedTokens(Tokens):
+    """Pairs of sequences of three lengths: with a batch size of two, batch after batch has another shape."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        length = LENGTH - 4 * (index // 2 % 3)
+        return {name: ids[:length] for name, ids in super().__getitem__(index).items()}
+
+
 class SplitTokens(torch.utils.data.IterableDataset):
     """Every second sequence, by the rank of the process that reads, as sharded web datasets do; without a length."""
 
@@ -270,6 +278,29 @@ class TokenModule(Trained):
         return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), batch["labels"][:, 1:].reshape(-1))
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer and a trained update of rank 2, as LoRA adds it."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.a, self.b = nn.Linear(inner.in_features, 2, bias=False), nn.Linear(2, inner.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.inner(x) + self.b(self.a(x))
+
+
+class AdaptedModule(TokenModule):
+    """Frozen but for the adapters, so W has little to do."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.requires_grad_(False)
+        for layer in self.net.layers:
+            layer.qkv, layer.up = Adapted(layer.qkv), Adapted(layer.up)
+
+
 class HybridModule(Trained):
     """Nemotron-H in small: Mamba-2, MoE, attention and MLP layers of `transformers`, random weights."""
 
@@ -356,7 +387,8 @@ class SwitchingModule(TokenModule):
 MODELS = {"sequential": SequentialModule, "tokens": TokenModule, "hybrid": HybridModule, "switching": SwitchingModule}
 MODELS |= {"kernels": KernelModule}
 MODELS |= {"configured": ConfiguredModule, "rebuilding": RebuildingModule}
+MODELS |= {"adapted": AdaptedModule, "ragged": TokenModule}
 
 
 def dataset(model: str, size: int) -> torch.utils.data.Dataset:
-    return Vectors(size) if model in ("sequential", "kernels") else Tokens(size)
+    return {"sequential": Vectors, "kernels": Vectors, "ragged": RaggedTokens}.get(model, Tokens)(size)

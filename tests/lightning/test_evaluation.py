@@ -8,7 +8,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch import callbacks
 
 from lightning_zb import ZeroBubbleStrategy
 from tests.lightning import evaluation_worker
@@ -41,10 +41,15 @@ def test_every_rank_sees_what_the_plain_trainer_returns(tmp_path: Path):
     assert "on_train_epoch_end was passed over on rank 1" in outputs[1]
 
 
-def test_averaged_weights_are_refused_in_one_sentence():
+@pytest.mark.parametrize("name", ["WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging"])
+def test_averaged_weights_are_refused_in_one_sentence(name: str):
+    kind = getattr(callbacks, name, None)
+    if kind is None:
+        pytest.skip(f"this Lightning has no {name}")
+    callback = kind(swa_lrs=1e-2) if name == "StochasticWeightAveraging" else kind()
     trainer = L.Trainer(
-        strategy=ZeroBubbleStrategy(virtual_devices=2), accelerator="cpu", devices=1, callbacks=[WeightAveraging()],
+        strategy=ZeroBubbleStrategy(virtual_devices=2), accelerator="cpu", devices=1, callbacks=[callback],
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="average checkpoints afterwards"):
+    with pytest.raises(ValueError, match=f"^{name} copies the whole model .* average checkpoints afterwards"):
         trainer.fit(TokenModule(), torch.utils.data.DataLoader(Tokens(8), batch_size=2))

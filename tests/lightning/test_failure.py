@@ -19,19 +19,23 @@ pytestmark = pytest.mark.distributed
 SECONDS = 150
 """Far more than any of them needs; a hang would take longer than that."""
 
-_RAISED = ["configure_optimizers", "on_train_start", "training_step", "validation_step", "on_train_batch_end", "optimizer"]
-_EARLY = {"configure_optimizers", "on_train_start", "optimizer", "collate", "loader"}
+_HOOKS = ["configure_optimizers", "on_train_start", "on_train_batch_start", "training_step", "on_after_backward"]
+_HOOKS += ["on_before_optimizer_step", "on_train_batch_end", "validation_step", "on_save_checkpoint", "on_train_epoch_end"]
+_CALLBACK_HOOKS = ["setup", "on_train_batch_start", "on_before_zero_grad", "on_train_batch_end", "on_validation_end"]
+_RAISED = [*_HOOKS, *(f"callback.{hook}" for hook in _CALLBACK_HOOKS), "optimizer", "collate", "memory"]
+_EARLY = {"configure_optimizers", "on_train_start", "callback.setup", "optimizer", "collate", "loader"}
 _SENTENCES = {
     "shape": "hand over tensors of shapes that follow from the batch",
     "loader": "gives rank 1 18 batches an epoch, but rank 0 32",
-    "SIGKILL": "has ended or does not answer",
+    "SIGKILL": "ended",
+    "SIGTERM": "received SIGTERM",
     "SIGSTOP": "has ended or does not answer",
 }
 _QUICK = [("training_step", 1)]
 
 
 def _cases():
-    raised = [(what, rank) for what in [*_RAISED, "collate", "memory"] for rank in (0, 1)]
+    raised = [(what, rank) for what in _RAISED for rank in (0, 1)]
     outside = [("SIGKILL", 0), ("SIGKILL", 1), ("SIGTERM", 0), ("SIGTERM", 1), ("SIGSTOP", 1), ("SIGINT", 0)]
     for case in [*raised, *outside, ("shape", 0), ("loader", 1)]:
         yield pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow)
@@ -53,13 +57,21 @@ def test_all_processes_end_with_the_first_cause(what: str, rank: int, tmp_path: 
     text = log.read_text()
     assert code != 0, text[-3000:]
     assert not left, f"processes of {what} on rank {rank} outlive it: {text[-3000:]}"
-    if what in _RAISED or what in ("collate", "memory"):
-        first = text.index("Traceback")
-        assert f"deliberate failure in {what} on rank {rank}" in text[first:], text[-3000:]
+    last = text.strip().splitlines()[-1]
+    assert _last_words(what, rank) in last, text[-3000:]
     assert _SENTENCES.get(what, "") in text, text[-3000:]
     for path in (tmp_path / "checkpoints").glob("step*.ckpt"):
         assert torch.load(path, weights_only=True)["state_dict"]
     assert what in _EARLY or any((tmp_path / "checkpoints").glob("step*.ckpt")), "it failed before it was meant to"
+
+
+def _last_words(what: str, rank: int) -> str:
+    """What stands in the last line on the screen."""
+    if what in _RAISED:
+        return f"deliberate failure in {what} on rank {rank}"
+    if what in ("SIGKILL", "SIGTERM") and rank == 1:
+        return f"rank 1 was ended by {what}"
+    return _SENTENCES.get(what, "") if what in ("shape", "SIGSTOP") else ""
 
 
 def _end_group(group: int, grace_seconds: float = 12.0) -> bool:

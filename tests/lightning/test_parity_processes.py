@@ -66,3 +66,21 @@ def test_processes(num_ranks: int, tmp_path: Path):
         evaluated = 2 * 2 * parts[0]["num_chunks"] if case.validate else 0  # two epochs, two batches
         assert passes == planned + evaluated, f"{case.name}: passes differ from the plan's"
     assert all(not differences for differences in found.values()), found
+
+
+@pytest.mark.slow
+def test_odd_modules_and_batches(tmp_path: Path):
+    """Adapters on a frozen model, batch normalisation and batches of other lengths, on real processes."""
+
+    def case(name: str, model: str, schedule: str, shuffle: bool = True, **options: Any) -> Case:
+        strategy = {"schedule": schedule}
+        return Case(name, model, options, {"gradient_clip_val": 0.5}, strategy=strategy, devices=2, shuffle=shuffle, **_COMMON)
+
+    cases = [
+        *(case(f"adapted-{schedule}", "adapted", schedule) for schedule in ("zb-v", "1f1b", "zb-h1")),
+        *(case(f"normalised-{schedule}", "tokens", schedule, batch_norm=True) for schedule in ("zb-v", "1f1b")),
+        *(case(f"ragged-{schedule}", "ragged", schedule, shuffle=False) for schedule in ("zb-v", "zb-h2")),
+    ]
+    results = run_cases(cases, 2, tmp_path, seconds=200)
+    found = {c.name: differences(results[c.name], run(c.plain(), tmp_path / "plain")) for c in cases}
+    assert all(not differences for differences in found.values()), found

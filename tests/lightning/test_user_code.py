@@ -7,31 +7,30 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import nn
 
 from lightning_zb import ZeroBubbleStrategy
-from tests.lightning.models import Block, TokenModule, dataset
+from tests.lightning.models import AdaptedModule, Block, TokenModule, dataset
 
 _ACCUMULATE, _NUM_BATCHES, _NUM_CHUNKS = 3, 6, 4
 
 
-def _fit(module: L.LightningModule, strategy: Any = None, **options: Any) -> L.Trainer:
+def _fit(module: L.LightningModule, strategy: Any = None, data: str = "tokens", **options: Any) -> L.Trainer:
     if strategy is None:
-        strategy = ZeroBubbleStrategy("zb-v", virtual_devices=2, **options)
+        strategy = ZeroBubbleStrategy(**{"schedule": "zb-v", "virtual_devices": 2, **options})
     trainer = L.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, accumulate_grad_batches=_ACCUMULATE, max_epochs=1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
-    trainer.fit(module, torch.utils.data.DataLoader(dataset("tokens", 2 * _NUM_BATCHES), batch_size=2))
+    trainer.fit(module, torch.utils.data.DataLoader(dataset(data, 2 * _NUM_BATCHES), batch_size=2))
     return trainer
 
 
-def _assert_bitwise(make, **options: Any) -> tuple[L.LightningModule, L.Trainer]:
+def _assert_bitwise(make, data: str = "tokens", **options: Any) -> tuple[L.LightningModule, L.Trainer]:
     modules = []
     for strategy in ("auto", None):
         L.seed_everything(5, verbose=False)
         modules.append(make())
-        trainer = _fit(modules[-1], strategy, **({} if strategy else options))
+        trainer = _fit(modules[-1], strategy, data, **({} if strategy else options))
     plain, split = (dict(m.named_parameters()) for m in modules)
     assert plain.keys() == split.keys()
     assert [n for n, p in plain.items() if not torch.equal(p, split[n])] == []
@@ -86,31 +85,16 @@ def test_code_before_the_layers_runs_once_a_chunk():
     assert len(module.steps) == _NUM_BATCHES  # what comes after the layers runs once
 
 
-class Adapted(nn.Module):
-    """A frozen linear layer and a trained update of rank 2, as LoRA adds it."""
-
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        self.inner = inner.requires_grad_(False)
-        self.a, self.b = nn.Linear(inner.in_features, 2, bias=False), nn.Linear(2, inner.out_features, bias=False)
-        nn.init.zeros_(self.b.weight)
-
-    def forward(self, x):
-        return self.inner(x) + self.b(self.a(x))
-
-
-class LowRank(TokenModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.requires_grad_(False)
-        for layer in self.net.layers:
-            layer.qkv, layer.up = Adapted(layer.qkv), Adapted(layer.up)
-
-
 def test_low_rank_adapters_on_a_frozen_model():
-    module, _ = _assert_bitwise(LowRank)
+    module, _ = _assert_bitwise(AdaptedModule)
     assert sum(p.requires_grad for p in module.parameters()) == 4 * len(module.net.layers)
     assert all(p.grad is None for p in module.parameters() if not p.requires_grad)
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "1f1b"])
+def test_batches_of_other_lengths(schedule):
+    """Microbatches of one step differ in shape; each shape's layouts are agreed on when it first comes."""
+    _assert_bitwise(TokenModule, "ragged", schedule=schedule)
 
 
 class Fused(TokenModule):
