@@ -7,7 +7,6 @@ that does not answer. The rendezvous store keeps what failed first; whoever lost
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 
 import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -41,7 +40,6 @@ def note_failure(error: BaseException, run: int = 0) -> str | None:
     def ask() -> None:
         try:
             store = dist.distributed_c10d._get_default_store()
-            store.set_timeout(timedelta(seconds=_SECONDS))
             found.append(store.compare_set(f"{_KEY}/{run}", "", mine).decode())
         except (RuntimeError, ValueError):  # the store is gone with its process
             return

@@ -57,7 +57,8 @@ def end_on_sigterm(trainer: Any) -> None:
     def note(signum: int, frame: Any) -> None:
         if not trainer.received_sigterm:
             log.info("rank %d received SIGTERM and ends after this batch", trainer.global_rank)
-            trainer.strategy.launcher.kill(signum)
+            if trainer.strategy.launcher is not None:  # a spawned process has none
+                trainer.strategy.launcher.kill(signum)
         trainer._signal_connector.received_sigterm = True
 
     trainer._signal_connector._sigterm_notifier_fn = note
