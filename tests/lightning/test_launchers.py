@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_zb.launching import _child_command
 from tests.lightning import launched_script
 from tests.lightning.processes import ROOT, free_port
 
@@ -150,8 +151,8 @@ def test_interactive_session(plain, tmp_path):
     _check(plain, tmp_path, 1)
 
 
-def test_without_a_script_the_message_says_what_to_do(tmp_path):
-    cells = CELLS.replace("DIRECTORY", str(tmp_path)).split("run(0)\n")[0]
-    cells += "try:\n    run(0)\nexcept RuntimeError as error:\n    print(error)\n"
-    output = _run([([sys.executable, "-"], {})], tmp_path, cells)
-    assert "there is no script ('-'); save it to a file, or write ZeroBubbleStrategy(start_method=\"fork\")" in output
+def test_without_a_script_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with pytest.raises(RuntimeError, match=r"there is no script \('-c'\); save it to a file, or write .*start_method=\"fork\""):
+        _child_command(1)
