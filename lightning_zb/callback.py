@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import statistics
 import warnings
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum, unique
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_zb import device_memory
+from lightning_zb import device_memory, reporting
 from lightning_zb.callback_state import CallbackState, from_plain, request_values, to_plain, why_not
 from lightning_zb.deliberation import Deliberation
 from lightning_zb.drift import find_drift
-from lightning_zb.execution.statistics import STEP_COUNTERS
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, go_back, repriced, step_seconds
+from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, go_back, repriced
 
 
 @unique
@@ -201,8 +198,11 @@ class ZeroBubbleCallback(pl.Callback):
         if self._deliberation is not None:
             self._deliberation.close()
             self._deliberation = None
+        plan = self._priced or pipeline.plan if is_open else pipeline.plan
         if is_open:  # it came too late for this run; what was measured is written all the same
-            self._report(trainer, self._priced or pipeline.plan)
+            self._report(trainer, plan)
+        if self.report:
+            reporting.write(trainer, plan, self.profile, self.decisions, reporting.gather_counters(pipeline))
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class ZeroBubbleCallback(pl.Callback):
                 self.min_gain,
                 profile.joins_ends,
                 self.plan_seconds,
-                _runs_ahead(pipeline),
+                pipeline.ending is not None and pipeline.ending.may_run_ahead,
                 pipeline.request.constraints,
             )
         self._deliberation = Deliberation(think, strategy.everyone, waits=not self.background)
@@ -342,33 +342,15 @@ class ZeroBubbleCallback(pl.Callback):
 
     def _log_metrics(self, trainer: Any, pipeline: Pipeline) -> None:
         """Log what rank 0 sees; no exchange with others."""
-        if self._measured_plan is None or not trainer.is_global_zero or not self._recent:
+        if not trainer.is_global_zero or not trainer.loggers:
             return
         if self._num_steps % max(1, trainer.log_every_n_steps // max(1, trainer.accumulate_grad_batches)):
             return
-        measured = statistics.median(self._recent)
-        ideal = self._measured_plan.ideal_seconds
-        metrics = {
-            "zb/bubble_rate": (measured - ideal) / measured,
-            "zb/step_time_predicted": step_seconds(_runs_ahead(pipeline))(self._measured_plan),
-            "zb/step_time_measured": measured,
-            **{f"zb/{counter}": float(pipeline.statistics[counter]) for counter in STEP_COUNTERS},
-            "zb/peak_memory": device_memory.allocated_peak(pipeline.device) or self._peak_bytes,
-        }
+        metrics = reporting.figures(pipeline, self._measured_plan, self._recent, self._peak_bytes)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def _report(self, trainer: Any, plan: Plan) -> None:
         """Write down what was measured beside what was planned; called on every rank."""
-        if not self.report or not trainer.loggers or trainer.fast_dev_run:
-            return
-        directory, profile = trainer.log_dir, self.profile  # asking for the directory is a collective
-        if profile is None or directory is None:
-            return
-        from lightning_zb.report.directory import write_report
-
-        write_report(Path(directory) / "zero_bubble", plan, profile.timeline, profile.peak_bytes, self.decisions, profile.items)
-
-
-def _runs_ahead(pipeline: Pipeline) -> bool:
-    return pipeline.ending is not None and pipeline.ending.runs_ahead
+        if self.report:
+            reporting.write(trainer, plan, self.profile, self.decisions)

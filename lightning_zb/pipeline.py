@@ -40,7 +40,7 @@ from lightning_zb.model.sharing import parameters_of_chunks
 from lightning_zb.model.side_channels import AttributeList
 from lightning_zb.model.stubs import PrologueStubs
 from lightning_zb.model.windows import Window, windows
-from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks
+from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, needs_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replicas import Replicas, ShardGroups
 from lightning_zb.shared_gradients import Sharing
@@ -198,10 +198,16 @@ class Pipeline:
             for runner in self._runners:
                 runner.scale_loss = None if scaler is None else scaler.scale
             owner = StepOwner(optimizer, self._own_buffers, self._sharing.is_copy, self._shards())
-            return StepEnding(owner, self._executors, mode, self.plan, keeps_gradients, error_if_nonfinite, scaler)
+            rest = keeps_gradients, error_if_nonfinite, scaler, self._may_copy
+            return StepEnding(owner, self._executors, mode, self.plan, *rest)
 
         self._make_ending = make
         self.ending = make()
+
+    @property
+    def _may_copy(self) -> bool:
+        """Whether steps may keep a copy to roll back to: not where a budget in bytes was filled without."""
+        return self.ending is None or self.ending.copies or not needs_bytes(self.request.memory_budget)
 
     def finish_step(self) -> None:
         """Update this process's parameters, now or when the step is validated."""
@@ -295,6 +301,8 @@ class Pipeline:
         if (plan.partition, plan.placement) == (old.partition, old.placement):
             self.plan = plan
             self._programs = Programs(plan)
+            if self.ending is not None:
+                self.ending.replan(plan, self._may_copy)
             return
         channels, is_copy = self._channels, self._sharing.is_copy
         self._past = self._total()

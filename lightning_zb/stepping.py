@@ -15,6 +15,7 @@ from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.loss_scale import LossScale
 from lightning_zb.execution.optimistic_step import OptimisticStep, Rollback
 from lightning_zb.execution.optimizer_shards import OptimizerShards
+from lightning_zb.execution.statistics import Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.transport import DistributedTransport
 from lightning_zb.execution.validation import ValidationChain
@@ -74,6 +75,9 @@ class StepOwner:
 class StepEnding:
     """Ends the training steps of one process.
 
+    Whether AUTO may be optimistic follows from the plan, so it is decided again with each new plan (`replan`): the first
+    one holds back with memory, so that it often has nothing to gain, and measured costs may say otherwise.
+
     Args:
         owner: the optimizer and what a restart restores.
         executors: of this process's devices; with several the whole model is here and nothing is validated.
@@ -82,6 +86,7 @@ class StepEnding:
         keeps_gradients: user code reads gradients after clipping, so they must be final and stay.
         error_if_nonfinite: raise on every rank instead of skipping a step whose norm is not finite.
         scaler: the loss scaler of 16-bit training.
+        may_copy: whether AUTO may begin to keep a copy to roll back to.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class StepEnding:
         keeps_gradients: bool = False,
         error_if_nonfinite: bool = False,
         scaler: torch.amp.GradScaler | None = None,
+        may_copy: bool = True,
     ) -> None:
         if owner.is_shared and mode is PostValidation.INPLACE:
             rank_zero_warn(
@@ -102,9 +108,10 @@ class StepEnding:
             mode = PostValidation.EXACT
         self.owner = owner
         self._awaits_norm = False
+        self._adapts = mode is PostValidation.AUTO and not keeps_gradients
         transport = executors[0].transport
         chain = ValidationChain(transport.channels) if isinstance(transport, DistributedTransport) else None
-        switch = _switch(mode, plan, keeps_gradients)
+        switch = _switch(mode, plan, keeps_gradients, may_copy)
         rollback = Rollback.INPLACE if mode is PostValidation.INPLACE else Rollback.EXACT
         self._step = OptimisticStep(
             owner,
@@ -129,11 +136,34 @@ class StepEnding:
         step = self._step
         return step.chain is not None and step.switch.may_be_optimistic and step.rollback is Rollback.EXACT
 
+    def replan(self, plan: Plan, may_copy: bool) -> None:
+        """Decide again which steps are optimistic; called on all processes between the same two steps, nothing pending.
+
+        Args:
+            plan: runs from the next step on.
+            may_copy: whether steps may begin to keep a copy to roll back to; not where a budget has been filled without.
+        """
+        gains = _gains(plan) and (may_copy or self.copies)
+        if self._adapts and gains != self._step.switch.may_be_optimistic:
+            self.statistics.switches += self._step.switch.is_optimistic
+            self._step.switch = ModeSwitch.auto() if gains else ModeSwitch.never()
+
+    @property
+    def statistics(self) -> Statistics:
+        """Where steps are counted."""
+        return self._step.statistics
+
     @property
     def runs_ahead(self) -> bool:
         """Whether devices begin a step without waiting for the others to end the one before."""
         waits = self._awaits_norm or self._step.loss_scale is not None
         return self._step.is_optimistic or not waits
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether steps of a plan that gains by it would run ahead: they do, or nothing but the plan speaks against it."""
+        has_fallen_back = self._step.switch.adapts and self._step.statistics.switches > 0
+        return self.runs_ahead or (self._adapts and self._step.chain is not None and not has_fallen_back)
 
     def clip(self, max_value: float, algorithm: str) -> None:
         """Clip the gradients of the whole model: now, or when their norm is validated.
@@ -175,7 +205,12 @@ class StepEnding:
         self._step.abandon()
 
 
-def _switch(mode: PostValidation, plan: Plan, keeps_gradients: bool) -> ModeSwitch:
+def _gains(plan: Plan) -> bool:
+    """Whether devices can run out of step; else an optimistic step gains nothing, and its copy costs memory."""
+    return plan.predicted.period < 0.999 * plan.predicted.makespan
+
+
+def _switch(mode: PostValidation, plan: Plan, keeps_gradients: bool, may_copy: bool) -> ModeSwitch:
     """Which steps are optimistic."""
     if mode is PostValidation.OFF:
         return ModeSwitch.never()
@@ -187,9 +222,7 @@ def _switch(mode: PostValidation, plan: Plan, keeps_gradients: bool) -> ModeSwit
         return ModeSwitch.never()
     if mode is not PostValidation.AUTO:
         return ModeSwitch.always()
-    if plan.predicted.step_time >= 0.999 * plan.predicted.makespan:
-        return ModeSwitch.never()  # devices cannot run out of step: nothing to gain, and the copy costs memory
-    return ModeSwitch.auto()
+    return ModeSwitch.auto() if _gains(plan) and may_copy else ModeSwitch.never()
 
 
 def _is_on_cuda(optimizer: torch.optim.Optimizer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from lightning_zb.planning.timeline import Timeline
 from lightning_zb.report.picture import timeline_picture
 from lightning_zb.report.summary import Measured, Reasoned, summary
 from lightning_zb.report.trace import chrome_trace, device_waits
+
+_PICTURE = "timeline.png"
 
 
 def write_report(
@@ -37,14 +39,29 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     write_plan(plan, directory / "plan.json")
     write_costs(plan.costs, directory / "costs.json")
-    text = summary(plan, measured, peak_bytes, decisions, items)
     chrome_trace(plan, directory / "trace_planned.json")
     if measured is not None:
         chrome_trace(measured, directory / "trace_measured.json")
         (directory / "measured.json").write_text(json.dumps(_figures(measured, peak_bytes), indent=1) + "\n")
     if find_spec("matplotlib") is not None:
-        timeline_picture(plan, directory / "timeline.png", measured, peak_bytes)
-        text += "\n![The step as planned and as measured](timeline.png)\n"
+        timeline_picture(plan, directory / _PICTURE, measured, peak_bytes)
+    write_summary(directory, plan, measured, peak_bytes, decisions, items)
+
+
+def write_summary(
+    directory: Path,
+    plan: Plan,
+    measured: Timeline | None = None,
+    peak_bytes: Sequence[float] = (),
+    decisions: Sequence[Reasoned] = (),
+    items: Sequence[Measured] = (),
+    counters: Mapping[str, Mapping[str, int]] | None = None,
+) -> None:
+    """Write summary.md alone; arguments as for `write_report` and `summary`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    text = summary(plan, measured, peak_bytes, decisions, items, counters)
+    if (directory / _PICTURE).exists():
+        text += f"\n![The step as planned and as measured]({_PICTURE})\n"
     (directory / "summary.md").write_text(text)
 
 

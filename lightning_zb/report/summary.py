@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lightning_zb.planning.budget import format_bytes
@@ -48,6 +48,7 @@ def summary(
     peak_bytes: Sequence[float] = (),
     decisions: Sequence[Reasoned] = (),
     items: Sequence[Measured] = (),
+    counters: Mapping[str, Mapping[str, int]] | None = None,
 ) -> str:
     """The summary's text.
 
@@ -57,6 +58,7 @@ def summary(
         peak_bytes: by device the activation bytes measured at their peak.
         decisions: what was decided and why.
         items: what the layers cost.
+        counters: for each device, or several together, how its optimizer steps ended.
     """
     parts = [
         f"# {plan.planner.name} on {plan.num_devices} devices, {plan.num_microbatches} microbatches",
@@ -66,6 +68,8 @@ def summary(
     ]
     if decisions:
         parts += ["## Decisions", "\n".join(f"- Step {d.step}: {d.reason}." for d in decisions)]
+    if counters:
+        parts += ["## Optimizer steps", _optimizer_steps(counters)]
     parts += ["## Layers", _layers(plan, items)]
     if plan.num_devices > 1:
         parts += ["## Links", _links(plan.costs, plan.num_devices)]
@@ -106,6 +110,12 @@ def _devices(plan: Plan, measured: Timeline | None, peak_bytes: Sequence[float])
             ]
         )
     return f"Times are {'predicted' if measured is None else 'measured'}.\n\n{_table(header, rows)}"
+
+
+def _optimizer_steps(counters: Mapping[str, Mapping[str, int]]) -> str:
+    names = list(next(iter(counters.values())))
+    rows = [[device, *(str(counted[name]) for name in names)] for device, counted in counters.items()]
+    return _table(["device", *(name.replace("_", " ") for name in names)], rows)
 
 
 def _layers(plan: Plan, items: Sequence[Measured]) -> str:

@@ -197,6 +197,7 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         "buffers": {n: b.clone() for n, b in module.named_buffers() if _held(trainer, n)},
         "scaler": None if case.scaler is None else trainer.precision_plugin.scaler.state_dict(),
         "statistics": getattr(trainer.strategy, "statistics", None),
+        "devices": () if case.strategy is None else trainer.strategy.pipeline.devices,
         "own_bytes": sum(p.numel() * p.element_size() for p in own.values()),
         "plan_passes": _planned(trainer),
         "partition": None if case.strategy is None else [len(chunk) for chunk in trainer.strategy.plan.partition.chunks],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def _quick_cases() -> list[Case]:
     random = {**RICH, "scales": PATTERNS["random"]}
     return [
         _case("never", 2, 1e3, count_collectives=True),
-        _case("always", 2, 0.1),
+        _case("always", 2, 0.1, callback={"profile_steps": (1, 3), "replan": "off"}),
         _case("random", 2, 1.0, model_options=random, validate=True, watch=True),
         _case("random-bf16", 2, 1.0, model_options=random, trainer=BF16),
         _case("some-1f1b", 2, 1.0, strategy={"schedule": "1f1b", "memory_budget": None}),
@@ -92,7 +93,14 @@ def _all_cases(num_ranks: int) -> list[Case]:
         for schedule in schedules
     ]
     hybrid = _case("hybrid", num_ranks, 1.0, model_options={"scales": PATTERNS["random"]}, trainer={"max_epochs": 2})
-    return [*by_pattern, *by_schedule, replace(hybrid, model="hybrid"), *_unlike_plain(num_ranks)]
+    return [*by_pattern, *by_schedule, replace(hybrid, model="hybrid"), _replanned(num_ranks), *_unlike_plain(num_ranks)]
+
+
+def _replanned(num_ranks: int) -> Case:
+    """The first plan takes half of the budget, and devices cannot run out of step; the measured one takes all of it."""
+    callback = {"profile_steps": (1, 3), "replan": "order", "background": False}
+    changes = {"strategy": {"memory_budget": 1.0}, "trainer": {"max_epochs": 6}, "callback": callback}
+    return _case("auto-replanned", num_ranks, 1e3, mode="auto", **changes)
 
 
 def _total(results: list[dict[str, Any]], counter: str) -> int:
@@ -129,12 +137,38 @@ def test_optimistic_steps_keep_every_bit(tmp_path: Path):
         counts = result["collectives"]
         assert [counts[step] - counts[step - 1] for step in (2, 4, 5, 7, 8)] == [0] * 5
     assert len(results["random"][0]["seen"]) == 7  # validation and epoch end of three epochs, and the end
+    _check_reports(results, tmp_path)
+
+
+def _check_reports(results: dict[str, list[dict[str, Any]]], directory: Path) -> None:
+    """What loggers and the run's summary say of optimizer steps is what was counted."""
+    rows = csv.DictReader((directory / "random" / "metrics.csv").read_text().splitlines())
+    logged = [row for row in rows if row["zb/rollbacks"]]
+    assert [row["zb/optimistic_steps"] for row in logged] == sorted(row["zb/optimistic_steps"] for row in logged)
+    for counter in STEP_COUNTERS:  # the last step is validated after it is logged
+        assert 0 <= results["random"][0]["statistics"][counter] - float(logged[-1][f"zb/{counter}"]) <= 1
+    summary = (directory / "always" / "zero_bubble" / "summary.md").read_text()
+    table = summary.split("## Optimizer steps\n\n")[1].split("\n\n")[0].splitlines()
+    assert table[0] == f"| device | {' | '.join(c.replace('_', ' ') for c in STEP_COUNTERS)} |"
+    by_device = {r["devices"]: [str(r["statistics"][c]) for c in STEP_COUNTERS] for r in results["always"]}
+    assert table[2:] == [f"| {device} | {' | '.join(counts)} |" for (device,), counts in sorted(by_device.items())]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_every_clip_pattern_and_schedule(num_ranks: int, tmp_path: Path):
-    _check(_all_cases(num_ranks), num_ranks, tmp_path, seconds=550)
+    results = _check(_all_cases(num_ranks), num_ranks, tmp_path, seconds=550)
+    assert results["auto-replanned"][0]["decisions"][0].change == "order"
+    assert _total(results["auto-replanned"], "optimistic_steps") > 0
+
+
+@pytest.mark.slow
+def test_a_new_plan_lets_auto_be_optimistic(tmp_path: Path):
+    case = _replanned(2)
+    results = run_cases([case], 2, tmp_path)[case.name]
+    assert differences(results, run(case.plain(), tmp_path / "plain")) == []
+    assert results[0]["decisions"][0].change == "order"
+    assert _total(results, "optimistic_steps") > 0
 
 
 def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:

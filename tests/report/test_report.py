@@ -91,6 +91,12 @@ def test_all_reports_are_written_and_read_back(plan, measured, tmp_path: Path):
     assert all(float(row[2]) == 500.0 for row in rows[:4])
 
 
+def test_the_summary_tells_how_optimizer_steps_ended(plan):
+    assert "## Optimizer steps" not in report.summary(plan)
+    text = report.summary(plan, counters={"0": {"holds": 1, "redone_forwards": 0}, "1": {"holds": 0, "redone_forwards": 7}})
+    assert "| device | holds | redone forwards |\n|---|---|---|\n| 0 | 1 | 0 |\n| 1 | 0 | 7 |" in text
+
+
 def test_a_plan_alone_can_be_drawn(plan, tmp_path: Path):
     report.svg(plan, tmp_path / "plan.svg")
     assert "<svg" in (tmp_path / "plan.svg").read_text()
