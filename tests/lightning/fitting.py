@@ -6,7 +6,7 @@ import csv
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.planner import make_plan
 from tests.lightning.models import MODELS, SplitTokens, dataset
 
 warnings.filterwarnings("ignore", module="lightning")
@@ -53,6 +55,8 @@ class Case:
     """Whether to count collectives until the end of each step."""
     raises: bool = False
     """Whether the run must fail; its result has the message."""
+    gains_after: int | None = None
+    """After which step to switch to a plan by which devices can run out of step."""
     scaler: dict[str, Any] | None = None
     """Options of a loss scaler; with it the run is 16-mixed."""
 
@@ -81,6 +85,32 @@ class Checkpoint(L.Callback):
             pipeline = getattr(trainer.strategy, "pipeline", None)
             self.was_pending = pipeline is not None and pipeline.ending.is_pending
             trainer.save_checkpoint(self.path)
+
+
+class Gains(L.Callback):
+    """Switches, after a step, to a plan with costs by which devices can run out of step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *args) -> None:
+        if (
+            trainer.global_step != self.step
+            or trainer.fit_loop._should_accumulate()
+            or not hasattr(trainer.strategy, "pipeline")
+        ):
+            return
+        plan = trainer.strategy.plan
+        first, *middle, last = (len(chunk) for chunk in plan.partition.chunks)
+        sizes = [first - 1, *middle, last - 1]  # without prologue and epilogue
+        layers = [replace(plan.costs.layers[i], **_even(len(chunk))) for chunk in plan.partition.chunks for i in chunk]
+        costs = CostModel(tuple(layers))
+        trainer.strategy.pipeline.switch(make_plan(costs, plan.num_devices, plan.num_microbatches, "zb-v", 2.0, sizes))
+
+
+def _even(num_layers: int) -> dict[str, float]:
+    """Costs of each of a chunk's layers by which all chunks cost the same."""
+    return dict.fromkeys(("forward", "backward_input", "backward_weight"), 1 / num_layers) | {"backward": None}
 
 
 class Collectives(L.Callback):
@@ -147,6 +177,8 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
         callbacks.append(Checkpoint(*case.checkpoint))
     if case.save_last is not None:
         callbacks.append(ModelCheckpoint(case.save_last, save_last=True, save_top_k=0))
+    if case.gains_after is not None:
+        callbacks.append(Gains(case.gains_after))
     measuring = [] if case.callback is None else [lightning_zb.ZeroBubbleCallback(**case.callback)]
     callbacks += measuring
     options: dict[str, Any] = {"max_epochs": 2, **case.trainer}

@@ -97,10 +97,10 @@ def _all_cases(num_ranks: int) -> list[Case]:
 
 
 def _replanned(num_ranks: int) -> Case:
-    """The first plan takes half of the budget, and devices cannot run out of step; the measured one takes all of it."""
-    callback = {"profile_steps": (1, 3), "replan": "order", "background": False}
-    changes = {"strategy": {"memory_budget": 1.0}, "trainer": {"max_epochs": 6}, "callback": callback}
-    return _case("auto-replanned", num_ranks, 1e3, mode="auto", **changes)
+    """By the first plan devices cannot run out of step, by the second they can."""
+    strategy, callback = {"schedule": "zb-v", "memory_budget": 0.5}, {"profile_steps": None}
+    changes = {"strategy": strategy, "callback": callback, "trainer": {"max_epochs": 6}}
+    return _case("auto-replanned", num_ranks, 1e3, mode="auto", gains_after=2, **changes)
 
 
 def _total(results: list[dict[str, Any]], counter: str) -> int:
@@ -158,7 +158,6 @@ def _check_reports(results: dict[str, list[dict[str, Any]]], directory: Path) ->
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_every_clip_pattern_and_schedule(num_ranks: int, tmp_path: Path):
     results = _check(_all_cases(num_ranks), num_ranks, tmp_path, seconds=550)
-    assert results["auto-replanned"][0]["decisions"][0].change == "order"
     assert _total(results["auto-replanned"], "optimistic_steps") > 0
 
 
@@ -167,7 +166,6 @@ def test_a_new_plan_lets_auto_be_optimistic(tmp_path: Path):
     case = _replanned(2)
     results = run_cases([case], 2, tmp_path)[case.name]
     assert differences(results, run(case.plain(), tmp_path / "plain")) == []
-    assert results[0]["decisions"][0].change == "order"
     assert _total(results, "optimistic_steps") > 0
 
 
