@@ -198,7 +198,7 @@ class Pipeline:
             for runner in self._runners:
                 runner.scale_loss = None if scaler is None else scaler.scale
             owner = StepOwner(optimizer, self._own_buffers, self._sharing.is_copy, self._shards())
-            rest = keeps_gradients, error_if_nonfinite, scaler, self._may_copy
+            rest = keeps_gradients, error_if_nonfinite, scaler, self._may_copy, self._past
             return StepEnding(owner, self._executors, mode, self.plan, *rest)
 
         self._make_ending = make

@@ -21,7 +21,7 @@ def runs_ahead(pipeline: Pipeline) -> bool:
 
 
 def figures(pipeline: Pipeline, plan: Plan | None, step_times: Sequence[float], peak_bytes: float) -> dict[str, float]:
-    """The figures that loggers get, of what rank 0 sees; no exchange with others.
+    """The figures that loggers get, of what rank 0 sees and of what came to it with verdicts; no exchange of their own.
 
     Args:
         pipeline: what runs.
@@ -29,8 +29,8 @@ def figures(pipeline: Pipeline, plan: Plan | None, step_times: Sequence[float], 
         step_times: seconds of recent steps at full speed.
         peak_bytes: activation bytes measured at their peak, for a device that does not count what it has allocated.
     """
-    counted = pipeline.statistics
-    found = {f"zb/{counter}": float(counted[counter]) for counter in STEP_COUNTERS}
+    counters = {} if pipeline.ending is None else pipeline.ending.counters
+    found = {f"zb/{counter}": count for counter, count in counters.items()}
     if plan is not None and step_times:
         measured = statistics.median(step_times)
         found["zb/bubble_rate"] = (measured - plan.ideal_seconds) / measured

@@ -15,7 +15,7 @@ from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.loss_scale import LossScale
 from lightning_zb.execution.optimistic_step import OptimisticStep, Rollback
 from lightning_zb.execution.optimizer_shards import OptimizerShards
-from lightning_zb.execution.statistics import Statistics
+from lightning_zb.execution.statistics import DEVICE_COUNTERS, STEP_COUNTERS, Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.transport import DistributedTransport
 from lightning_zb.execution.validation import ValidationChain
@@ -87,6 +87,7 @@ class StepEnding:
         error_if_nonfinite: raise on every rank instead of skipping a step whose norm is not finite.
         scaler: the loss scaler of 16-bit training.
         may_copy: whether AUTO may begin to keep a copy to roll back to.
+        past: what this process counted before, with another plan.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class StepEnding:
         error_if_nonfinite: bool = False,
         scaler: torch.amp.GradScaler | None = None,
         may_copy: bool = True,
+        past: Statistics | None = None,
     ) -> None:
         if owner.is_shared and mode is PostValidation.INPLACE:
             rank_zero_warn(
@@ -123,6 +125,7 @@ class StepEnding:
             loss_scale=None if scaler is None else LossScale(scaler, owner.optimizer),
             waits_for_norms=rollback is Rollback.INPLACE or not _is_on_cuda(owner.optimizer),
         )
+        self._step.past = past or self._step.past
         if chain is not None:
             executors[0].optimistic = self._step
 
@@ -152,6 +155,13 @@ class StepEnding:
     def statistics(self) -> Statistics:
         """Where steps are counted."""
         return self._step.statistics
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """How the steps of the whole pipeline ended, one step late."""
+        here = self._step.past + self.statistics
+        everywhere = dict(zip(DEVICE_COUNTERS, self._step.counted, strict=True))
+        return {name: everywhere.get(name, float(getattr(here, name))) for name in STEP_COUNTERS}
 
     @property
     def runs_ahead(self) -> bool:

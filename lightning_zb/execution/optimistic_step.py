@@ -22,7 +22,7 @@ from lightning_zb.execution.host_copy import HostCopy, copy_to_host
 from lightning_zb.execution.loss_scale import LossScale
 from lightning_zb.execution.protocols import StepOwner
 from lightning_zb.execution.rollback import Inversion, Snapshot, UsualNorms, check_invertible
-from lightning_zb.execution.statistics import Statistics
+from lightning_zb.execution.statistics import DEVICE_COUNTERS, Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.validation import ExpectedVerdict, Outcome, Report, ValidationChain, Verdict, clips, judge
 
@@ -84,6 +84,10 @@ class OptimisticStep:
     loss_scale: LossScale | None = None
     copy: Callable[[Tensor], HostCopy] = copy_to_host
     waits_for_norms: bool = True
+    past: Statistics = field(default_factory=Statistics)
+    """What this process counted before, with another plan."""
+    counted: tuple[float, ...] = (0.0,) * len(DEVICE_COUNTERS)
+    """`DEVICE_COUNTERS` of all devices, as the last verdict told them; one step late."""
     _max_norm: float | None = None
     _verdict: Verdict | None = None
     _pending: _Pending | None = None
@@ -206,6 +210,7 @@ class OptimisticStep:
     def _local_report(self, max_norm: float) -> Callable[[], Report]:
         """Start to find out what the others must know of this device's gradients; the call's result waits for it."""
         parameters = self._parameters()
+        counters = tuple(float(getattr(self.past, name) + getattr(self.statistics, name)) for name in DEVICE_COUNTERS)
         overflow = None if self.loss_scale is None else self.loss_scale.overflow(self.copy)
         norms = None
         if math.isfinite(max_norm):
@@ -213,7 +218,7 @@ class OptimisticStep:
 
         def get() -> Report:
             slots = NormSlots.empty(len(parameters)) if norms is None else norms.get()
-            return Report(slots, overflowed=overflow is not None and bool(overflow.get() > 0))
+            return Report(slots, overflowed=overflow is not None and bool(overflow.get() > 0), counters=counters)
 
         return get
 
@@ -336,6 +341,7 @@ class OptimisticStep:
 
     def _note(self, verdict: Verdict) -> None:
         skips = verdict.outcome is Outcome.SKIP
+        self.counted = verdict.counters
         if self.switch.note(restarted=verdict.outcome is not Outcome.KEEP):
             self.statistics.switches += 1
         self.statistics.skips += skips

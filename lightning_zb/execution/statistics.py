@@ -12,6 +12,9 @@ from lightning_zb.planning.schedule import Pass, PassKind
 STEP_COUNTERS = ("optimistic_steps", "rollbacks", "holds", "redone_forwards", "skips", "switches")
 """What `Statistics` counts of optimizer steps and their validation."""
 
+DEVICE_COUNTERS = STEP_COUNTERS[:4]
+"""Those of them that differ between the devices of a pipeline."""
+
 
 @dataclass(slots=True)
 class Statistics:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from operator import add
 from typing import Any
 
 import torch
@@ -18,9 +19,12 @@ from torch import Tensor
 
 from lightning_zb.execution.channels import Channels
 from lightning_zb.execution.gradient_norm import NormSlots
+from lightning_zb.execution.statistics import DEVICE_COUNTERS
 from lightning_zb.execution.transport import TransportError
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_NO_COUNTS = (0.0,) * len(DEVICE_COUNTERS)
+_NUM_REST = 2 + len(DEVICE_COUNTERS)
 
 
 @unique
@@ -48,33 +52,44 @@ class Report:
         slots: their norms.
         overflowed: the loss scaler found one that is not finite; always false without a scaler.
         held: a device has held its step.
+        counters: `DEVICE_COUNTERS` so far.
     """
 
     slots: NormSlots
     overflowed: bool = False
     held: bool = False
+    counters: tuple[float, ...] = _NO_COUNTS
 
     def __add__(self, other: Report) -> Report:
-        return Report(self.slots + other.slots, self.overflowed or other.overflowed, self.held or other.held)
+        counters = tuple(map(add, self.counters, other.counters))
+        return Report(self.slots + other.slots, self.overflowed or other.overflowed, self.held or other.held, counters)
 
     def to_message(self) -> Tensor:
         """As it travels; adding up the messages of several devices adds up their reports."""
-        flags = torch.tensor([float(self.overflowed), float(self.held)], dtype=torch.float64)
-        return torch.cat([self.slots.values, self.slots.filled, flags])
+        rest = torch.tensor([float(self.overflowed), float(self.held), *self.counters], dtype=torch.float64)
+        return torch.cat([self.slots.values, self.slots.filled, rest])
 
     @classmethod
     def from_message(cls, message: Tensor) -> Report:
         """Read a report."""
-        values, filled = message[:-2].chunk(2)
-        return cls(NormSlots(values, filled), bool(message[-2]), bool(message[-1]))
+        values, filled = message[:-_NUM_REST].chunk(2)
+        overflowed, held, *counters = message[-_NUM_REST:].tolist()
+        return cls(NormSlots(values, filled), bool(overflowed), bool(held), tuple(counters))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome and the norm of the whole model's gradients, in the dtype `clip_grad_norm_` would have it."""
+    """What becomes of a step, for every device.
+
+    Args:
+        outcome: of the step.
+        total_norm: of the whole model's gradients, in the dtype `clip_grad_norm_` would have it.
+        counters: `DEVICE_COUNTERS` of all devices, from before the step.
+    """
 
     outcome: Outcome
     total_norm: Tensor
+    counters: tuple[float, ...] = _NO_COUNTS
 
 
 def clips(total_norm: Tensor, max_norm: float) -> bool:
@@ -93,8 +108,9 @@ def judge(report: Report, total_norm: Tensor, max_norm: float, scales_loss: bool
     """
     skips = report.overflowed if scales_loss else not bool(torch.isfinite(total_norm))
     if skips:
-        return Verdict(Outcome.SKIP, total_norm)
-    return Verdict(Outcome.REDO if report.held or clips(total_norm, max_norm) else Outcome.KEEP, total_norm)
+        return Verdict(Outcome.SKIP, total_norm, report.counters)
+    redoes = report.held or clips(total_norm, max_norm)
+    return Verdict(Outcome.REDO if redoes else Outcome.KEEP, total_norm, report.counters)
 
 
 class ExpectedVerdict:
@@ -160,7 +176,7 @@ class ValidationChain:
 
     def receive_prefix(self, source: int, num_parameters: int) -> Report:
         """What is known of all devices that finish before this one."""
-        message = torch.empty(2 * num_parameters + 2, dtype=torch.float64)
+        message = torch.empty(2 * num_parameters + _NUM_REST, dtype=torch.float64)
         self._receive(message, source, "the gradient norms")
         return Report.from_message(message)
 
@@ -170,15 +186,17 @@ class ValidationChain:
 
     def receive_verdict(self, source: int) -> Verdict:
         """Wait for the last device's verdict."""
-        message = torch.empty(3, dtype=torch.float64)
+        message = torch.empty(3 + len(_NO_COUNTS), dtype=torch.float64)
         self._receive(message, source, "the verdict on its optimizer step")
-        outcome, norm, dtype = message.tolist()
-        return Verdict(Outcome(int(outcome)), torch.tensor(norm, dtype=torch.float64).to(_DTYPES[int(dtype)]))
+        outcome, norm, dtype, *counters = message.tolist()
+        total_norm = torch.tensor(norm, dtype=torch.float64).to(_DTYPES[int(dtype)])
+        return Verdict(Outcome(int(outcome)), total_norm, tuple(counters))
 
     def send_verdict(self, destinations: Sequence[int], verdict: Verdict) -> None:
         """Tell everybody."""
         norm = verdict.total_norm
-        message = torch.tensor([verdict.outcome.value, float(norm), _DTYPES.index(norm.dtype)], dtype=torch.float64)
+        head = verdict.outcome.value, float(norm), _DTYPES.index(norm.dtype)
+        message = torch.tensor([*head, *verdict.counters], dtype=torch.float64)
         for destination in destinations:
             self._send(destination, message)
 

@@ -65,13 +65,22 @@ def test_verdicts_of_a_loss_scaler():
 
 
 def test_reports_travel_and_add_up():
-    first = Report(NormSlots(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double()), overflowed=True)
-    second = Report(NormSlots(torch.tensor([0.0, 2.0]).double(), torch.tensor([0.0, 1.0]).double()), held=True)
+    first = Report(
+        NormSlots(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double()),
+        overflowed=True,
+        counters=(1.0, 0.0, 2.0, 0.0),
+    )
+    second = Report(
+        NormSlots(torch.tensor([0.0, 2.0]).double(), torch.tensor([0.0, 1.0]).double()),
+        held=True,
+        counters=(3.0, 4.0, 0.0, 0.0),
+    )
     for total in (first + second, Report.from_message(first.to_message() + second.to_message())):
         assert total.slots.values.tolist() == [1.0, 2.0]
         assert total.slots.filled.tolist() == [1.0, 1.0]
         assert total.overflowed
         assert total.held
+        assert total.counters == (4.0, 4.0, 2.0, 0.0)
     assert not Report.from_message(first.to_message()).held
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_zb.execution.statistics import STEP_COUNTERS
+from lightning_zb.execution.statistics import DEVICE_COUNTERS, STEP_COUNTERS
 from tests.lightning.fitting import Case, differences, run
 from tests.lightning.processes import run_cases
 from tests.lightning.test_checkpoints import checkpoint_differences
@@ -137,7 +137,7 @@ def test_optimistic_steps_keep_every_bit(tmp_path: Path):
         counts = result["collectives"]
         assert [counts[step] - counts[step - 1] for step in (2, 4, 5, 7, 8)] == [0] * 5
     assert len(results["random"][0]["seen"]) == 7  # validation and epoch end of three epochs, and the end
-    _check_reports(results, tmp_path)
+    _check_reports(results, tmp_path / "rank0")
 
 
 def _check_reports(results: dict[str, list[dict[str, Any]]], directory: Path) -> None:
@@ -145,8 +145,11 @@ def _check_reports(results: dict[str, list[dict[str, Any]]], directory: Path) ->
     rows = csv.DictReader((directory / "random" / "metrics.csv").read_text().splitlines())
     logged = [row for row in rows if row["zb/rollbacks"]]
     assert [row["zb/optimistic_steps"] for row in logged] == sorted(row["zb/optimistic_steps"] for row in logged)
-    for counter in STEP_COUNTERS:  # the last step is validated after it is logged
-        assert 0 <= results["random"][0]["statistics"][counter] - float(logged[-1][f"zb/{counter}"]) <= 1
+    assert float(logged[-1]["zb/rollbacks"]) > 0
+    for counter in DEVICE_COUNTERS:  # of both devices; the last two steps are not yet in it
+        assert (
+            _total(results["random"], counter) - 4 <= float(logged[-1][f"zb/{counter}"]) <= _total(results["random"], counter)
+        )
     summary = (directory / "always" / "zero_bubble" / "summary.md").read_text()
     table = summary.split("## Optimizer steps\n\n")[1].split("\n\n")[0].splitlines()
     assert table[0] == f"| device | {' | '.join(c.replace('_', ' ') for c in STEP_COUNTERS)} |"
