@@ -154,7 +154,7 @@ def generation(rows: list[Row]) -> list[str]:
     """Seconds of ours and of the exact solver."""
     lines = [
         [str(row["P"]), str(row["m"]), str(row["passes"]), f"{row['seconds']:.2f}", f"{row['exact_seconds']:.1f}",
-         "proved" if row["proved"] else "not proved", f"{row['ours'] / row['exact_bound'] - 1:.2%}"]
+         "proved" if row["proved"] else "not proved", f"{abs(row['ours'] / row['exact_bound'] - 1):.2%}"]
         for row in rows
     ]  # fmt: skip
     header = ["P", "m", "passes", "ours (s), partition and placement too", "exact (s), order only", "optimum",
