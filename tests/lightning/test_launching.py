@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
+from lightning_zb import ZeroBubbleStrategy
 from lightning_zb.launching import _find_killed
 from tests.lightning.fitting import Case, run
 from tests.lightning.processes import ROOT
@@ -67,6 +69,13 @@ def test_a_killed_child_is_told_from_one_that_failed(deed, found):
     children[1].wait()
     assert _find_killed(children) == found
     children[0].communicate()
+
+
+def test_timeout_in_seconds_or_as_lightning_has_it():
+    of_seconds, of_delta = ZeroBubbleStrategy(timeout=90), ZeroBubbleStrategy(timeout=timedelta(minutes=1.5))
+    assert of_seconds._options.timeout == of_delta._options.timeout == timedelta(seconds=90)
+    with pytest.raises(ValueError, match=r"timeout=0 leaves no time for a transfer; write how many seconds"):
+        ZeroBubbleStrategy(timeout=0)
 
 
 @pytest.mark.slow
