@@ -37,22 +37,26 @@ def _case(name: str, folder: Path, **changes: Any) -> Case:
 def test_fused_foreach_and_8_bit_optimizers_keep_their_bits_through_rollback_and_checkpoint(tmp_path: Path):
     """A checkpoint saved while a step is pending is the plain one's to the key, and both go on from it alike."""
     (tmp_path / "plain").mkdir()
-    scaler = {"init_scale": 2.0**8, "growth_interval": 4}
-    scaled = replace(_case("fused", tmp_path), name="scaled", scaler=scaler, checkpoint=None)
-    cases = [*(_case(name, tmp_path) for name in _KINDS), scaled]
+    cases = [_case(name, tmp_path) for name in _KINDS]
     resumed = [_case(name, tmp_path, checkpoint=None, resume=str(tmp_path / f"{name}.ckpt")) for name in _KINDS]
     resumed = [replace(case, name=f"{case.name}-resumed") for case in resumed]
     results = run_cases([*cases, *resumed], 2, tmp_path)
     for case in cases:
-        saved = None if case.checkpoint is None else (case.checkpoint[0], str(tmp_path / "plain" / f"{case.name}.ckpt"))
+        saved = 5, str(tmp_path / "plain" / f"{case.name}.ckpt")
         plain = run(replace(case.plain(), checkpoint=saved), tmp_path / "plain")
         assert differences(results[case.name], plain) == [], case.name
-        print(case.name, [(p["statistics"]["rollbacks"], p["statistics"]["holds"]) for p in results[case.name]])
         assert sum(part["statistics"]["rollbacks"] for part in results[case.name]) > 0, case.name
-        if saved is None:
-            continue
-        mine, theirs = (torch.load(path, weights_only=True) for path in (case.checkpoint[1], saved[1]))
+        mine, theirs = (torch.load(path, weights_only=True) for path in (tmp_path / f"{case.name}.ckpt", saved[1]))
         for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
             assert checkpoint_differences(theirs[key], mine[key], f"{case.name} {key}") == []
         again = replace(case.plain(), name=f"{case.name}-again", checkpoint=None, resume=saved[1])
         assert differences(results[f"{case.name}-resumed"], run(again, tmp_path / "plain")) == [], case.name
+
+
+def test_a_fused_optimizer_gets_gradients_that_are_unscaled_already(tmp_path: Path):
+    """Lightning leaves unscaling to it, and so refuses to clip; scales are powers of two, so the bits are the same."""
+    case = replace(
+        _case("fused", tmp_path, checkpoint=None), strategy={"schedule": "zb-v", "virtual_devices": 2}, devices=1,
+        trainer={"max_epochs": 1}, scaler={"init_scale": 2.0**8, "growth_interval": 2},
+    )  # fmt: skip
+    assert differences([run(case, tmp_path)], run(case.plain(), tmp_path / "plain")) == []
