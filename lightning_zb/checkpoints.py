@@ -22,13 +22,15 @@ class Checkpoints:
     Args:
         pipeline: the running pipeline.
         sharded: write directories, in which every process writes what it holds.
-        everyone: all processes, which write where replicas divide optimizer state.
+        everyone: all processes, which write together where replicas divide optimizer state, and where each is one process.
     """
 
     def __init__(self, pipeline: Pipeline, sharded: bool, everyone: dist.ProcessGroup | None = None) -> None:
         self._pipeline, self._sharded = pipeline, sharded
-        self._everyone = None if pipeline.shard_groups is None else everyone
-        self._is_first = pipeline.replicas.replica == 0  # the others hold the same weights
+        replicas, self._divides = pipeline.replicas, pipeline.shard_groups is not None
+        is_alone = replicas.num_replicas > 1 and replicas.pipeline_size == 1  # its only group is that of all processes
+        self._everyone = everyone if self._divides or (sharded and is_alone) else None
+        self._is_first = replicas.replica == 0  # the others hold the same weights
         self._writes = self._is_first or self._everyone is not None
 
     def state_dict(self) -> dict[str, Any]:
@@ -45,7 +47,7 @@ class Checkpoints:
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The optimizer's: all states on the first rank and {} elsewhere, or the own part where sharded."""
         self._pipeline.flush()
-        if not self._writes:
+        if not (self._is_first or self._divides):
             return {}
         if self._sharded:
             return _plain(optimizer).state_dict()
@@ -55,6 +57,8 @@ class Checkpoints:
         """Write a checkpoint directory."""
         if not self._writes:
             return
+        if not (self._is_first or self._divides):
+            checkpoint = {**checkpoint, "optimizer_states": []}
         module = self._pipeline.module
         names = {id(p): name for name, p in module.named_parameters()}
         ordered = [[names[id(p)] for p in _parameters(optimizer)] for optimizer in optimizers]
