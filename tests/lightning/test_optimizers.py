@@ -33,6 +33,7 @@ def _case(name: str, folder: Path, **changes: Any) -> Case:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_fused_foreach_and_8_bit_optimizers_keep_their_bits_through_rollback_and_checkpoint(tmp_path: Path):
     """A checkpoint saved while a step is pending is the plain one's to the key, and both go on from it alike."""
