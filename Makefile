@@ -31,6 +31,8 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import torch; print("Keeping torch", torch.__version__)' 2>/dev/null \
 		|| $(BIN)/python -m pip install $(PIP_FLAGS) '$(TORCH)'
 	$(BIN)/python -m pip install $(PIP_FLAGS) --editable '.[dev]'
+	@echo "Compiling the planner's loops"
+	@$(BIN)/python -m lightning_zb.planning.compiling
 	@touch $@
 
 train: $(INSTALLED)

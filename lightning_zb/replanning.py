@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, unique
-from functools import cache
 
 from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
+from lightning_zb.planning.compiling import compile_search
 from lightning_zb.planning.cooptimize.cut_rules import Constraints, read_constraints
-from lightning_zb.planning.costs import CostModel, LayerCost
+from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
@@ -111,18 +111,12 @@ def decide(
         constraints: that cuts keep to.
     """
     if replan is Replan.PLACEMENT:
-        _compile()
+        compile_search()
     started = time.perf_counter()
     figure = step_seconds(runs_ahead)
     deadline = started + seconds
     decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, deadline, figure, constraints)
     return replace(decision, seconds=time.perf_counter() - started)
-
-
-@cache
-def _compile() -> None:
-    """Load the search's compiled loops, once an installation compile them: tens of seconds that no plan should miss."""
-    make_plan(CostModel((LayerCost("", 1.0, 1.0, 1.0, 1.0, 1.0),) * 4), 2, 2, "auto", 1.0, effort=1)
 
 
 def _decide(
