@@ -16,13 +16,12 @@ from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_zb import hooks, metrics, precision, refusals, stopping
 from lightning_zb.callback import ZeroBubbleCallback
-from lightning_zb.checkpoints import Checkpoints
-from lightning_zb.communication import PipelineCommunication
+from lightning_zb.checkpointing import CheckpointedPipeline
 from lightning_zb.data_agreement import share_random_state
 from lightning_zb.late_metrics import LateMetrics
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
@@ -32,11 +31,10 @@ from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replicas import BroadcastLoader, share_out
-from lightning_zb.sharded_checkpoint import is_sharded
 from lightning_zb.stepping import PostValidation
 
 
-class ZeroBubbleStrategy(PipelineCommunication):
+class ZeroBubbleStrategy(CheckpointedPipeline):
     """Trains an unchanged LightningModule as a zero-bubble pipeline over the Trainer's devices.
 
     Microbatches are the batches that Lightning accumulates: with `accumulate_grad_batches=m` the schedule of m
@@ -360,41 +358,6 @@ class ZeroBubbleStrategy(PipelineCommunication):
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         arguments = (*args, *kwargs.values())
         return self.pipeline.evaluate("predict_step", arguments, self.precision_plugin.predict_step_context)
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    @property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.pipeline, self._save_distributed_checkpoint, self.everyone)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        return {} if self.is_interrupted else self._checkpoints.state_dict()
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return {} if self.is_interrupted else self._checkpoints.optimizer_state(optimizer)
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        if self.is_interrupted:
-            rank_zero_warn(
-                f"{filepath} is not saved: training was interrupted, and other devices may hold parts of another step"
-            )
-        elif self._save_distributed_checkpoint:
-            self._checkpoints.save(checkpoint, Path(self.broadcast(filepath)), self.optimizers)  # of the first replica
-        else:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        if is_sharded(checkpoint_path):
-            return self._checkpoints.load(Path(checkpoint_path), self.optimizers, weights_only)
-        return super().load_checkpoint(checkpoint_path, weights_only)
-
-    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        self._checkpoints.load_state_dict(checkpoint["state_dict"], strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            self._checkpoints.load_optimizer_state(optimizer, state)
-        _optimizers_to_device(self.optimizers, self.root_device)
 
 
 def _take_gradients(module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
