@@ -37,7 +37,6 @@ BEST: dict[tuple[int, float], tuple[int, int]] = {
     (3, 1.0): (200, 0),
     (4, 1.0): (200, 0),
     (0, 1.5): (200, 0),
-    (1, 1.5): (200, 0),
     (12, 1.5): (200, 0),
 }
 """Effort and seed by row and budget, where more than the default effort pays."""
@@ -172,7 +171,8 @@ def draw(cells: list[Cell], path: Path) -> None:
     for axis, title in zip(axes.flat, titles, strict=False):
         for index, number in enumerate(n for n in numbers if _panel(n) == title):
             row, colour = ROWS[number], f"C{index}"
-            curve = sorted((c.budget, c.bubble) for c in cells if c.row == number)
+            measured = {c.budget: c.bubble for c in cells if c.row == number}
+            curve = sorted({**dict.fromkeys(BUDGETS, np.nan), **measured}.items())  # the line breaks where none was measured
             axis.plot(*zip(*curve, strict=True), color=colour, marker="o", markersize=3, label=f"auto, m={row.microbatches}")
             public = [(least, rate) for _, least, rate in row.public if least <= curve[-1][0]]
             axis.plot(*zip(*public, strict=True), color=colour, marker="x", markersize=5, linestyle="none", alpha=0.6)
