@@ -76,8 +76,8 @@ class LiveBytes:
 
     @property
     def rise(self) -> int:
-        """The most bytes held since `watch`, beyond those held then."""
-        return self._highest - self._since
+        """The most bytes held since `watch`, beyond those held then and now."""
+        return self._highest - max(self._since, self.now)
 
     def hooks(self, note: Callable[[int, int], None]) -> saved_tensors_hooks:
         """Inside, count what autograd saves.

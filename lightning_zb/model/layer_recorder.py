@@ -45,7 +45,7 @@ class LayerRecorder(StepRecorder):
         self.stashed_bytes: dict[int, list[int]] = {}
         """For each item M_W, one entry a microbatch."""
         self.transient_bytes: dict[int, int] = {}
-        """For each item the most that its B held beyond what there was when it began."""
+        """For each item the most that its B held beyond what there was before and after it."""
         self.output_bytes: dict[int, int] = {}
         """For each item the bytes of what it returned."""
         self.users: dict[int, int] = {}

@@ -39,7 +39,7 @@ class LayerCost:
         workspace_bytes: what a pass holds only while it runs, by pass kind value (`"F"`, `"B"`, `"W"`). The layers of a
             chunk follow each other in F and B, so that the largest counts, but W holds the gradients of all.
         backward: seconds of BW, which saves what splitting costs; None where it is B + W.
-        transient_bytes: what B holds for a moment beyond M_B: it stashes gradients before it gives activations back.
+        transient_bytes: what B holds for a moment beyond M_B and M_W: it stashes gradients before it gives activations back.
     """
 
     name: str

@@ -37,8 +37,9 @@ BEST: dict[tuple[int, float], tuple[int, int]] = {
     (3, 1.0): (200, 0),
     (4, 1.0): (200, 0),
     (7, 1.0): (200, 0),
-    (0, 1.5): (200, 0),
-    (12, 1.5): (200, 0),
+    (0, 1.5): (250, 0),
+    (12, 1.5): (250, 0),
+    (13, 1.5): (250, 0),
 }
 """Effort and seed by row and budget, where more than the default effort pays."""
 
