@@ -20,7 +20,7 @@ from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import Decision, LoggedDecision, Replan, decide, go_back, repriced
+from lightning_zb.replanning import ENOUGH, Decision, LoggedDecision, Replan, decide, go_back, repriced
 
 
 @unique
@@ -198,6 +198,9 @@ class ZeroBubbleCallback(pl.Callback):
         if self._deliberation is not None:
             self._deliberation.close()
             self._deliberation = None
+            rank_zero_info(
+                "zero_bubble: training ended before a plan with measured costs was found; the first one ran throughout"
+            )
         plan = self._priced or pipeline.plan if is_open else pipeline.plan
         if is_open:  # it came too late for this run; what was measured is written all the same
             self._report(trainer, plan)
@@ -268,6 +271,7 @@ class ZeroBubbleCallback(pl.Callback):
                 self.plan_seconds,
                 pipeline.ending is not None and pipeline.ending.may_run_ahead,
                 pipeline.request.constraints,
+                ENOUGH if pipeline.request.memory_budget is None else None,
             )
         self._deliberation = Deliberation(think, strategy.everyone, waits=not self.background)
 

@@ -11,14 +11,11 @@ import torch.distributed as dist
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, transient_bytes, workspace_bytes
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
+from lightning_zb.planning.registry import ScheduleSpec, find_schedule
 from lightning_zb.profile_window import Profile
 
 RESERVE = 0.1
 """Share of a device's free memory that is left alone: fragments, workspaces, what libraries allocate later."""
-
-_ENOUGH = 2.0
-"""The budget beyond which a search gains next to nothing: twice what 1f1b holds, as zb-2p of the first paper."""
 
 
 def free_bytes(device: torch.device) -> float | None:
@@ -61,15 +58,20 @@ def held_too_much(plan: Plan, peak_bytes: Sequence[float]) -> Iterator[str]:
     transient = transient_bytes(plan.costs, plan.partition, plan.placement)
     for device, (peak, limit, moment) in enumerate(zip(peak_bytes, plan.memory_limit, transient, strict=True)):
         if peak > limit + moment:
+            leaves = "more than" if limit + moment > 0 else "but model states and workspace alone take"
+            room = (
+                f"the {format_bytes(limit + moment)} that its memory budget leaves"
+                if limit + moment > 0
+                else "its memory budget"
+            )
             yield (
-                f"device {device} held {format_bytes(peak)} of activations, more than the "
-                f"{format_bytes(limit + moment)} that its memory budget leaves; "
+                f"device {device} held {format_bytes(peak)} of activations, {leaves} {room}; "
                 f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
             )
 
 
 def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:
-    """The budget to plan with: the one asked for, or what the devices have left and a search can use (a collective).
+    """The budget to plan with: the one asked for, or what the devices have left (a collective).
 
     Args:
         pipeline: what runs.
@@ -77,29 +79,23 @@ def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:
     """
     asked = pipeline.request.memory_budget
     left = free_bytes(pipeline.device)
-    if asked is not None:
+    if asked is not None or left is None:
         return asked
-    spec = _asked_schedule(pipeline)
-    enough = _ENOUGH if isinstance(spec, SearchSpec) else None
-    if left is None:
-        return enough
     everyone: list[Any] = [(pipeline.devices[0], left)]
     if pipeline.channels is not None:
         everyone = [None] * pipeline.plan.num_devices
         dist.all_gather_object(everyone, (pipeline.devices[0], left), group=pipeline.channels.control)
-    has_own = isinstance(spec, ScheduleSpec) and spec.own_budget is not None
-    if profile is None or profile.costs is None or not profile.costs.activation_bytes or has_own:
+    if profile is None or profile.costs is None or not profile.costs.activation_bytes or _has_own_budget(pipeline):
         return None
     by_device = dict(everyone)
     devices = range(pipeline.plan.num_devices)
     workspace = workspace_bytes(profile.costs, pipeline.plan.partition, pipeline.plan.placement)
-    free = [max(1.0, by_device.get(d, left) - workspace[d]) / profile.costs.activation_bytes for d in devices]
-    return free if enough is None else [min(f, enough) for f in free]
+    return [max(1.0, by_device.get(d, left) - workspace[d]) / profile.costs.activation_bytes for d in devices]
 
 
-def _asked_schedule(pipeline: Pipeline) -> ScheduleSpec | SearchSpec | None:
-    """The schedule that was asked for; None for a plan file."""
+def _has_own_budget(pipeline: Pipeline) -> bool:
     try:
-        return find_schedule(pipeline.request.schedule)
-    except ValueError:
-        return None
+        spec = find_schedule(pipeline.request.schedule)
+    except ValueError:  # a plan file
+        return False
+    return isinstance(spec, ScheduleSpec) and spec.own_budget is not None

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_zb.model.assumed_costs import assumed_costs
 from lightning_zb.model.layers import LayerStack
-from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget
+from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, check_budget
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import Plan
@@ -95,6 +95,7 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
         plan = read_plan(request.schedule)
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
+    check_budget(request.memory_budget, num_devices)
     spec = find_schedule(request.schedule)
     if request.costs is None and request.replan is Replan.PLACEMENT and isinstance(spec, SearchSpec):
         try:

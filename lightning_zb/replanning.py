@@ -20,6 +20,9 @@ from lightning_zb.planning.timeline import predict
 _WORSE = 0.05
 """Share by which a step must take longer than before for a new plan to be given up; steps vary by less."""
 
+ENOUGH = 2.0
+"""The budget beyond which a search gains next to nothing: twice what 1f1b holds, as zb-2p of the first paper."""
+
 
 @unique
 class Replan(str, Enum):
@@ -93,6 +96,7 @@ def decide(
     seconds: float = 10.0,
     runs_ahead: bool = False,
     constraints: Constraints | None = None,
+    most: float | None = None,
 ) -> Decision:
     """Plan with measured costs and compare.
 
@@ -109,13 +113,14 @@ def decide(
         runs_ahead: whether devices begin a step before the others have ended the one before, so that the period counts
             instead of the makespan.
         constraints: that cuts keep to.
+        most: how much of the budget, as a multiple, a search may use; None for all of it.
     """
     if replan is Replan.PLACEMENT:
         compile_search()
     started = time.perf_counter()
     figure = step_seconds(runs_ahead)
     deadline = started + seconds
-    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, deadline, figure, constraints)
+    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, deadline, figure, constraints, most)
     return replace(decision, seconds=time.perf_counter() - started)
 
 
@@ -130,6 +135,7 @@ def _decide(
     deadline: float,
     figure: Callable[[Plan], float],
     constraints: Constraints | None,
+    most: float | None,
 ) -> Decision:
     rules = read_constraints(constraints, costs)
     now = repriced(running, costs, budget)
@@ -144,14 +150,16 @@ def _decide(
             refusals.append("the time for planning is over")
             break
         options: dict[str, object] = {}
+        room = budget
         if isinstance(find_schedule(name), SearchSpec):
+            room = _at_most(budget, most)
             options["seconds"] = left / searches
             searches -= 1
             if constraints and partition is None:
                 options["constraints"] = constraints
         placement = now.placement if keeps_placement else None
         try:
-            plan = make_plan(costs, now.num_devices, now.num_microbatches, name, budget, partition, placement, **options)
+            plan = make_plan(costs, now.num_devices, now.num_microbatches, name, room, partition, placement, **options)
         except ValueError as error:
             refusals.append(str(error))
             continue
@@ -159,6 +167,9 @@ def _decide(
             continue
         if not rules.allows(plan.partition):
             continue
+        if room is not budget:
+            limits = None if budget is None else activation_limits(budget, costs, plan.partition, plan.placement)
+            plan = replace(plan, memory_limit=limits)
         if best is None or figure(plan) < figure(best):
             best = plan
     if best is None:
@@ -172,6 +183,13 @@ def _decide(
     what = changed(now, best)
     why = "the running plan exceeds the memory limit" if over else f"saves {100 * gain:.1f} % of a step by prediction"
     return Decision(best, what, f"{best.planner.name}, new {what}: {why}")
+
+
+def _at_most(budget: MemoryBudget, most: float | None) -> MemoryBudget:
+    """The budget of what is left, as multiples, no larger than a search can use."""
+    if most is None or isinstance(budget, (int, float, str)):
+        return budget
+    return most if budget is None else [b if isinstance(b, str) else min(b, most) for b in budget]
 
 
 def go_back(running: Plan, took: float, before: Plan, took_before: float) -> Decision | None:

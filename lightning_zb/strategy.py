@@ -29,6 +29,7 @@ from lightning_zb.model.deferred_init import DeferredInit
 from lightning_zb.model.layers import check_same_layers
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
+from lightning_zb.planning.budget import check_budget
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replicas import BroadcastLoader, share_out
 from lightning_zb.stepping import PostValidation
@@ -117,6 +118,7 @@ class ZeroBubbleStrategy(CheckpointedPipeline):
             timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             side_channels=(side_channels,) if isinstance(side_channels, str) else tuple(side_channels),
         )
+        check_budget(memory_budget)
         if data not in ("read", "broadcast"):
             raise ValueError(f'data={data!r} is unknown; write "read" or "broadcast"')
         if self._options.timeout <= timedelta(0):

@@ -36,6 +36,25 @@ class InfeasibleBudget(ValueError):
         self.smallest_bytes = smallest_bytes
 
 
+def check_budget(budget: MemoryBudget, num_devices: int | None = None) -> None:
+    """Refuse what is no budget, before anything is planned with it.
+
+    Args:
+        budget: as users write it.
+        num_devices: devices of the pipeline; None where they are not known yet.
+
+    Raises:
+        ValueError: it cannot be read, is not positive, or a list has not one entry for each device.
+    """
+    if num_devices is None:
+        num_devices = len(budget) if isinstance(budget, (list, tuple)) else 1
+    for entry in _per_device(budget, num_devices):
+        if isinstance(entry, str):
+            parse_bytes(entry)
+        elif entry is not None:
+            _check_multiple(entry)
+
+
 def activation_limits(budget: MemoryBudget, costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
     """The activation bytes that each device may hold; infinite where there is no limit, negative where its states do not fit.
 
@@ -144,11 +163,15 @@ def _limit(entry: DeviceBudget | None, costs: CostModel, constant: float) -> flo
         return math.inf
     if isinstance(entry, str):
         return parse_bytes(entry) - constant
+    _check_multiple(entry)
+    return entry * costs.activation_bytes
+
+
+def _check_multiple(entry: float) -> None:
     if not entry > 0:
         raise ValueError(
             f"memory_budget {entry!r} must be positive; 1.0 is the activations of the whole model for one microbatch"
         )
-    return entry * costs.activation_bytes
 
 
 def _smallest(entry: DeviceBudget | None, needed: float, costs: CostModel, constant: float) -> DeviceBudget:

@@ -288,6 +288,8 @@ def _number(value: Any) -> float:
 def _not_negative(value: Any) -> float:
     if _number(value) < 0:
         raise ValueError(f"{value!r} is negative")
+    if math.isinf(value):
+        raise ValueError(f"{value!r} is not finite")
     return value
 
 

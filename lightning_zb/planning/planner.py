@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders, meets
-from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits, infeasible
+from lightning_zb.planning.budget import MemoryBudget, activation_limits, check_budget, fits, infeasible
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.fusing import all_whole, fuse_backward, split_backward, with_whole_backwards
@@ -57,6 +57,7 @@ def make_plan(
         raise ValueError(
             f"a pipeline needs a device and a microbatch, not {num_devices} devices and {num_microbatches} microbatches"
         )
+    check_budget(memory_budget, num_devices)
     spec = find_schedule(schedule)
     if "constraints" in options and not isinstance(spec, SearchSpec):
         raise ValueError(f"constraints need a schedule that cuts the layers itself; write schedule 'auto', not {schedule!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import lightning_zb
 from lightning_zb.model.layers import find_layers
 from lightning_zb.plan_choice import PlanRequest, choose_plan
 from lightning_zb.replanning import Replan
@@ -42,3 +43,18 @@ def test_a_search_that_may_begin_again_starts_as_zb_v(replan: Replan):
     chosen = choose_plan(request, module, find_layers(module, None), 2, 8, lambda value: value, True).plan
     assert chosen.planner.name == ("zb-v" if replan is Replan.PLACEMENT else "auto")
     assert max(chosen.predicted.peak_bytes) <= chosen.costs.activation_bytes
+
+
+@pytest.mark.parametrize("budget", ["lots", "1.5", [1.0, "x"], -1.0, [0.0, 1.0]])
+def test_what_is_no_budget_is_refused_at_once(budget):
+    with pytest.raises(ValueError, match=r"is not a size; write for example|must be positive; 1\.0 is"):
+        lightning_zb.ZeroBubbleStrategy(memory_budget=budget)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "zb-v"])
+def test_a_budget_has_one_entry_for_each_device(schedule: str):
+    """The message has what was written, not what the cautious first plan makes of it."""
+    module = MODELS["tokens"]()
+    request = PlanRequest(schedule=schedule, memory_budget=[1.0, 2.0], partition=None, costs=None, replan=Replan.PLACEMENT)
+    with pytest.raises(ValueError, match=r"memory_budget \[1\.0, 2\.0\] has 2 entries for 4 devices"):
+        choose_plan(request, module, find_layers(module, None), 4, 8, lambda value: value, True)

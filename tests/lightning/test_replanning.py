@@ -89,3 +89,14 @@ def test_devices_that_run_ahead_are_planned_by_period():
         figure = step_seconds(ahead)
         assert f"saves {100 * (1 - figure(decision.plan) / figure(running)):.1f} % of a step" in decision.reason
         assert figure(decision.plan) <= figure(plan)
+
+
+def test_without_a_budget_a_search_takes_what_it_gains_by_and_sets_no_limit():
+    running = make_plan(EQUAL, 2, 32, "1f1b")
+    decision = decide(running, UNEQUAL, Replan.PLACEMENT, "auto", None, most=1.5)
+    assert decision.plan.planner.name == "auto"
+    assert max(decision.plan.predicted.peak_bytes) <= 1.5 * UNEQUAL.activation_bytes
+    assert decision.plan.memory_limit is None
+    left = decide(running, UNEQUAL, Replan.PLACEMENT, "auto", [4.0, 9.0], most=1.5).plan
+    assert max(left.predicted.peak_bytes) <= 1.5 * UNEQUAL.activation_bytes
+    assert left.memory_limit == (4.0 * UNEQUAL.activation_bytes, 9.0 * UNEQUAL.activation_bytes)

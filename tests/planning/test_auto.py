@@ -111,3 +111,11 @@ def test_unknown_options_are_named():
 
 def test_auto_is_registered():
     assert find_schedule("auto").name == "auto"
+
+
+@pytest.mark.parametrize("partition", [None, "even"])
+def test_a_list_of_budgets_has_one_entry_for_each_device(partition: str | None):
+    costs = CostModel(tuple(LayerCost(str(i), 1.0 + i % 3, 1.0, 1.0, 1.0, 0.5) for i in range(8)))
+    for budget in ([1.0], [1.0, 2.0, 3.0], [1.0, "1GiB", 1.0]):
+        with pytest.raises(ValueError, match=f"has {len(budget)} entries for 2 devices"):
+            make_plan(costs, 2, 4, "auto", budget, partition)
