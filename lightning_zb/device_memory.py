@@ -58,14 +58,10 @@ def held_too_much(plan: Plan, peak_bytes: Sequence[float]) -> Iterator[str]:
     transient = transient_bytes(plan.costs, plan.partition, plan.placement)
     for device, (peak, limit, moment) in enumerate(zip(peak_bytes, plan.memory_limit, transient, strict=True)):
         if peak > limit + moment:
-            leaves = "more than" if limit + moment > 0 else "but model states and workspace alone take"
-            room = (
-                f"the {format_bytes(limit + moment)} that its memory budget leaves"
-                if limit + moment > 0
-                else "its memory budget"
-            )
+            room = f"the {format_bytes(limit + moment)} that its memory budget leaves" if limit + moment > 0 else "nothing"
+            beside = "" if limit + moment > 0 else " that its memory budget leaves beside model states and workspace"
             yield (
-                f"device {device} held {format_bytes(peak)} of activations, {leaves} {room}; "
+                f"device {device} held {format_bytes(peak)} of activations, more than {room}{beside}; "
                 f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
             )
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_zb.device_memory import excess, free_bytes, settled_budget
+from lightning_zb.device_memory import excess, free_bytes, held_too_much, settled_budget
 from lightning_zb.drift import find_drift
 from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes
 from lightning_zb.model.layers import find_layers
@@ -80,3 +80,12 @@ def test_what_a_device_has_left_becomes_the_budget(monkeypatch: pytest.MonkeyPat
     assert settled_budget(pipeline, profile) is None  # the schedule's name says its budget
     pipeline.device = torch.device("cpu")
     assert settled_budget(pipeline, profile) is None
+
+
+def test_too_much_is_said_in_sizes_that_make_sense():
+    plan = replace(make_plan(EQUAL, 2, 8, "zb", 2.0), memory_limit=(4096.0, -5.0))
+    first, second = held_too_much(plan, (8192.0, 1024.0))
+    assert first.startswith(
+        "device 0 held 8.0 KiB of activations, more than the 4.0 KiB that its memory budget leaves; predicted"
+    )
+    assert "1.0 KiB of activations, more than nothing that its memory budget leaves beside model states and workspace" in second
