@@ -303,8 +303,7 @@ class ZeroBubbleCallback(pl.Callback):
         if self._replaced is not None and self.profile is not None and pipeline.channels is not None:  # else devices take turns
             before, profile = self._replaced
             if self.profile.timeline is not None and profile.timeline is not None:
-                took = self.profile.timeline.makespan, profile.timeline.makespan
-                decision = go_back(pipeline.plan, took[0], before, took[1])
+                decision = go_back(pipeline.plan, self.profile.timeline.makespan, before, profile.timeline.makespan)
         decision = trainer.strategy.broadcast(decision)
         if decision is None:
             return False

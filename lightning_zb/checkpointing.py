@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ class CheckpointedPipeline(PipelineCommunication):
     _save_distributed_checkpoint = False
 
     @property
+    @abstractmethod
     def pipeline(self) -> Pipeline:
         """The running pipeline."""
-        raise NotImplementedError
 
     @property
     def _checkpoints(self) -> Checkpoints:

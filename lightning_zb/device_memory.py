@@ -57,11 +57,12 @@ def held_too_much(plan: Plan, peak_bytes: Sequence[float]) -> Iterator[str]:
         return
     transient = transient_bytes(plan.costs, plan.partition, plan.placement)
     for device, (peak, limit, moment) in enumerate(zip(peak_bytes, plan.memory_limit, transient, strict=True)):
-        if peak > limit + moment:
-            room = f"the {format_bytes(limit + moment)} that its memory budget leaves" if limit + moment > 0 else "nothing"
-            beside = "" if limit + moment > 0 else " that its memory budget leaves beside model states and workspace"
+        room = limit + moment
+        if peak > room:
+            size, beside = (f"the {format_bytes(room)}", "") if room > 0 else ("nothing", " beside model states and workspace")
             yield (
-                f"device {device} held {format_bytes(peak)} of activations, more than {room}{beside}; "
+                f"device {device} held {format_bytes(peak)} of activations, "
+                f"more than {size} that its memory budget leaves{beside}; "
                 f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
             )
 
