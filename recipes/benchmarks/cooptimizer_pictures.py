@@ -25,8 +25,20 @@ def draw_all(rows: list[Row], folder: Path) -> None:
             figure.savefig(folder / f"{part}.png", dpi=110)
 
 
+def _marked(axis: Any, values: list[float], unit: str = "") -> None:
+    """Ticks at the values that were measured, written as plain numbers instead of powers."""
+    axis.set_ticks(values, [f"{value:g}{unit}" for value in values], fontsize=8)
+    axis.set_ticks([], minor=True)
+
+
 def _times(row: Row) -> dict[str, Any]:
     return {**row["baselines"], "ours": row["ours"]}
+
+
+def _by_size(row: Row) -> tuple[str, int]:
+    """Families by name, sizes from small to large."""
+    family, size = row["config"].rsplit("-", 1)
+    return family, ("small", "medium", "large").index(size)
 
 
 def _grid(rows: list[Row]) -> Any:
@@ -34,7 +46,7 @@ def _grid(rows: list[Row]) -> Any:
     from matplotlib import pyplot
 
     devices = sorted({row["P"] for row in rows})
-    configs = list(dict.fromkeys(row["config"] for row in rows))
+    configs = list(dict.fromkeys(row["config"] for row in sorted(rows, key=_by_size)))
     figure, panels = pyplot.subplots(len(devices), 1, figsize=(10, 2.6 * len(devices)), sharex=True, squeeze=False)
     for axes, p in zip(panels[:, 0], devices, strict=True):
         for k, name in enumerate(ORDER):
@@ -57,7 +69,7 @@ def _ablation(rows: list[Row]) -> Any:
     """Speed-up by the phases that are tuned, one group of bars a model."""
     from matplotlib import pyplot
 
-    plain = {row["config"]: row["ours"] for row in rows if not row["phases"]}
+    plain = {row["config"]: row["ours"] for row in sorted(rows, key=_by_size) if not row["phases"]}
     names = list(dict.fromkeys("+".join(row["phases"]) for row in rows if row["phases"]))
     figure, axes = pyplot.subplots(figsize=(10, 3.4))
     for k, name in enumerate(names):
@@ -67,7 +79,6 @@ def _ablation(rows: list[Row]) -> Any:
     axes.axhline(1.0, color="#555555", linewidth=0.6)
     axes.set_xticks(range(len(plain)), list(plain), fontsize=8, rotation=20)
     axes.set_ylabel("speed-up over 1F1B, even layers", fontsize=8)
-    axes.set_ylim(bottom=0.6)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     return figure
 
@@ -78,10 +89,12 @@ def _sequence(rows: list[Row]) -> Any:
 
     figure, axes = pyplot.subplots(figsize=(6, 3.4))
     for name in ORDER:
-        points = [(r["tokens"], r["m"] * r["tokens"] / t / 1e3) for r in rows if (t := _times(r)[name])]
+        points = [(r["tokens"] / 1024, r["m"] * r["tokens"] / t / 1e3) for r in rows if (t := _times(r)[name])]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, color=COLOURS[name])
     axes.set_xscale("log", base=2)
+    _marked(axes.xaxis, [tokens // 1024 for tokens in sorted({r["tokens"] for r in rows})], "K")
     axes.set_xlabel("tokens of a sequence", fontsize=8)
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("thousand tokens per second", fontsize=8)
     axes.legend(fontsize=7)
     return figure
@@ -103,6 +116,8 @@ def _scaling(rows: list[Row]) -> Any:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, color=COLOURS[name])
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
+        _marked(axes.xaxis, [8 * r["replicas"] for r in members])
+        _marked(axes.yaxis, [0.125, 0.25, 0.5, 1, 2])
         axes.set_title(kind, fontsize=9)
         axes.set_xlabel("devices", fontsize=8)
         axes.set_ylabel("million tokens per second", fontsize=8)
@@ -118,16 +133,23 @@ def _generation(rows: list[Row]) -> Any:
     rows = sorted(rows, key=lambda r: r["passes"])
     passes = [r["passes"] for r in rows]
     axes.plot(passes, [r["seconds"] for r in rows], marker="o", color=COLOURS["ours"], label="ours, all three phases")
-    axes.plot(passes, [r["exact_seconds"] for r in rows], color=COLOURS["mist"], label="exact solver, order only")
-    for r in rows:
+    for proved, face in ((True, COLOURS["mist"]), (False, "white")):
+        found = [(r["passes"], r["exact_seconds"]) for r in rows if r["proved"] == proved]
         axes.plot(
-            r["passes"], r["exact_seconds"], marker="s", color=COLOURS["mist"], markerfacecolor=None if r["proved"] else "white"
+            *zip(*found, strict=True),
+            marker="s",
+            linestyle="none",
+            color=COLOURS["mist"],
+            markerfacecolor=face,
+            label="exact solver, order only" + ("" if proved else ", nothing proved"),
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    _marked(axes.xaxis, passes)
+    _marked(axes.yaxis, [0.001, 0.01, 0.1, 1, 10])
     axes.set_xlabel("passes of a step", fontsize=8)
     axes.set_ylabel("seconds", fontsize=8)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="lower center")
     return figure
 
 
