@@ -149,7 +149,7 @@ def _generation(rows: list[Row]) -> Any:
     _marked(axes.yaxis, [0.001, 0.01, 0.1, 1, 10])
     axes.set_xlabel("passes of a step", fontsize=8)
     axes.set_ylabel("seconds", fontsize=8)
-    axes.legend(fontsize=7, loc="lower center")
+    axes.legend(fontsize=7, loc="center")
     return figure
 
 
