@@ -31,9 +31,11 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     """The events of a trace, times in microseconds."""
     events: list[dict[str, Any]] = []
     for device in range(timeline.num_devices):
-        events.append(_name("process_name", device, _COMPUTE, f"device {device}"))
-        events.append({"name": "process_sort_index", "ph": "M", "pid": device, "args": {"sort_index": device}})
-        events += [_name("thread_name", device, tid, name) for tid, name in ((_COMPUTE, "compute"), (_WAIT, "wait"))]
+        events.append(_about(device, _COMPUTE, "process_name", name=f"device {device}"))
+        events.append(_about(device, _COMPUTE, "process_sort_index", sort_index=device))
+        for track, name in ((_COMPUTE, "compute"), (_WAIT, "wait")):
+            events.append(_about(device, track, "thread_name", name=name))
+            events.append(_about(device, track, "thread_sort_index", sort_index=track))
     for device, (order, starts, ends) in enumerate(zip(timeline.orders, timeline.starts, timeline.ends, strict=True)):
         for p, start, end in zip(order, starts, ends, strict=True):
             arguments = {"kind": p.kind.value, "chunk": p.chunk, "microbatch": p.microbatch}
@@ -68,22 +70,27 @@ def _arrows(timeline: Timeline) -> list[dict[str, Any]]:
 def _arrow(
     number: int, sender: Pass, receiver: Pass, devices: dict[int, int], times: dict[Pass, Interval]
 ) -> list[dict[str, Any]]:
-    common = {"name": f"{sender} to {receiver}", "cat": "transfer", "id": number, "tid": _COMPUTE}
+    common = {"name": f"{sender} to {receiver}", "cat": "transfer", "id": number}
     # just inside the slices: an arrow belongs to the slice that is open at its time
     inside = 1e-3 * (times[sender][1] - times[sender][0])
     return [
-        {**common, "ph": "s", "pid": devices[sender.chunk], "ts": _microseconds(times[sender][1] - inside)},
-        {**common, "ph": "f", "bp": "e", "pid": devices[receiver.chunk], "ts": _microseconds(times[receiver][0])},
+        {**common, "ph": "s", **_track(devices[sender.chunk], _COMPUTE), "ts": _microseconds(times[sender][1] - inside)},
+        {**common, "ph": "f", "bp": "e", **_track(devices[receiver.chunk], _COMPUTE), "ts": _microseconds(times[receiver][0])},
     ]
 
 
-def _name(kind: str, device: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": device, "tid": thread, "args": {"name": name}}
+def _track(device: int, track: int) -> dict[str, int]:
+    """Numbers that no two tracks share: to Perfetto 0 is the idle task, and a thread numbered as a process its main one."""
+    return {"pid": device + 1, "tid": 1000 * (device + 1) + track}
 
 
-def _complete(name: str, device: int, thread: int, interval: Interval) -> dict[str, Any]:
+def _about(device: int, track: int, kind: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", **_track(device, track), "args": arguments}
+
+
+def _complete(name: str, device: int, track: int, interval: Interval) -> dict[str, Any]:
     start, end = map(_microseconds, interval)
-    return {"name": name, "ph": "X", "pid": device, "tid": thread, "ts": start, "dur": round(end - start, 3)}
+    return {"name": name, "ph": "X", **_track(device, track), "ts": start, "dur": round(end - start, 3)}
 
 
 def _microseconds(seconds: float) -> float:

@@ -39,11 +39,11 @@ def measured(plan) -> Timeline:
 
 def test_the_trace_has_every_pass_every_wait_and_an_arrow_for_every_transfer(plan, measured):
     events = trace_events(measured)
-    compute = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    compute = [e for e in events if e["ph"] == "X" and e["name"] != "wait"]
     assert len(compute) == sum(map(len, plan.schedule.orders))
     for event in compute:
-        assert event["name"] in {str(p) for p in plan.schedule.orders[event["pid"]]}
-    waits = [e for e in events if e["ph"] == "X" and e["tid"] == 1]
+        assert event["name"] in {str(p) for p in plan.schedule.orders[event["pid"] - 1]}
+    waits = [e for e in events if e["ph"] == "X" and e["name"] == "wait"]
     assert [(e["ts"], e["dur"]) for e in waits] == [(0.0, 5e5)] * 4
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
@@ -57,6 +57,14 @@ def test_the_trace_has_every_pass_every_wait_and_an_arrow_for_every_transfer(pla
         assert source["ts"] <= start["ts"] <= source["ts"] + source["dur"]
         assert ends[number]["ts"] == target["ts"] >= source["ts"] + source["dur"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {f"device {d}" for d in range(4)}
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {e["pid"] for e in compute} == {e["pid"] for e in waits} == {pid for pid, _ in tracks}
+    assert {tracks[e["pid"], e["tid"]] for e in compute} == {"compute"}
+    assert {tracks[e["pid"], e["tid"]] for e in waits} == {"wait"}
+    # Perfetto keeps threads by number alone: a number used twice, 0, or a process's would put slices on another track
+    threads = [tid for _, tid in tracks]
+    assert len(set(threads)) == len(threads)
+    assert not {0, *(pid for pid, _ in tracks)} & set(threads)
 
 
 def test_slices_of_a_track_follow_each_other_to_the_nanosecond():
