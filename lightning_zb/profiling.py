@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_zb.callback import ZeroBubbleCallback
-from lightning_zb.planning.costs import CostModel, Link
+from lightning_zb.planning.costs import Link
 from lightning_zb.profile_window import Profile, ProfileWindow
 from lightning_zb.strategy import ZeroBubbleStrategy
 
@@ -49,7 +49,7 @@ def profile_module(
     precision: str = "32-true",
     layers: str | Sequence[str] | None = None,
     link: Link | None = None,
-) -> CostModel:
+) -> Profile:
     """Measure what the layers of a module cost for one microbatch, by training it for a few steps on one device.
 
     Args:
@@ -64,30 +64,11 @@ def profile_module(
         link: between the devices that will run the pipeline; one process cannot measure it.
 
     Returns:
-        The costs of prologue, layers and epilogue, for devices as fast as this one.
+        What was measured: `costs` of prologue, layers and epilogue, for devices as fast as this one, and beside them their
+        spread and which share of W can move.
 
     Raises:
         ValueError: the module cannot be cut into layers, or there is no data; says what to do.
-    """
-    measured = measure_module(module, data, num_steps, num_microbatches, device, precision, layers, link)
-    assert measured.costs is not None
-    return measured.costs
-
-
-def measure_module(
-    module: pl.LightningModule,
-    data: pl.LightningDataModule | Iterable[Any] | None = None,
-    num_steps: int = 6,
-    num_microbatches: int = 4,
-    device: str = "cpu",
-    precision: str = "32-true",
-    layers: str | Sequence[str] | None = None,
-    link: Link | None = None,
-) -> Profile:
-    """All that `profile_module` measures, costs and more: their spread, and which share of W can move.
-
-    Raises:
-        ValueError: see `profile_module`, as for the arguments.
     """
     measure = _Measure(num_steps)
     trainer = pl.Trainer(

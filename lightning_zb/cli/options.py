@@ -12,7 +12,7 @@ from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.checkpoints import consolidate
 from lightning_zb.cli.commands import export, plan, show, simulate
 from lightning_zb.cli.comparison import compare
-from lightning_zb.cli.profiling import bandwidth, json_object, located, profile
+from lightning_zb.cli.profiling import profile
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.registry import known_schedules
 
@@ -77,25 +77,31 @@ def _add_profile(commands) -> None:
     parser.add_argument(
         "--module",
         required=True,
-        type=located,
+        type=values.located,
         metavar=place,
         help="the LightningModule: its class, or a function that makes it",
     )
     parser.add_argument(
-        "--arguments", default={}, type=json_object, metavar="JSON", help="what to call it with, as a JSON object by name"
+        "--arguments",
+        default={},
+        type=values.json_object,
+        metavar="JSON",
+        help="what to call it with, as a JSON object by name",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--data",
-        type=located,
+        type=values.located,
         metavar=place,
         help="a LightningDataModule or DataLoader, or a function that makes one; default: the module's own train_dataloader",
     )
-    source.add_argument("--batch", type=located, metavar=place, help="instead: a function that makes one batch, a microbatch")
+    source.add_argument(
+        "--batch", type=values.located, metavar=place, help="instead: a function that makes one batch, a microbatch"
+    )
     parser.add_argument(
         "--data-arguments",
         default={},
-        type=json_object,
+        type=values.json_object,
         metavar="JSON",
         help="what to call --data with, as a JSON object by name",
     )
@@ -124,7 +130,7 @@ def _add_profile(commands) -> None:
     parser.add_argument(
         "--bandwidth",
         default=float("inf"),
-        type=bandwidth,
+        type=values.bandwidth,
         metavar="X",
         help="bytes a second between two devices, such as 25GB",
     )

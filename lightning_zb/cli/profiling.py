@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import logging
 import os
 import sys
@@ -17,7 +16,6 @@ from typing import Any
 
 from lightning_zb.cli.problem import check_out
 from lightning_zb.cli.text import byte_unit, table, time_unit
-from lightning_zb.planning.budget import parse_bytes
 from lightning_zb.planning.costs import CostModel, Link
 from lightning_zb.planning.planfile import write_costs
 from lightning_zb.report.summary import Measured, weights_that_move
@@ -41,7 +39,7 @@ def profile(arguments: argparse.Namespace) -> bool:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
-    from lightning_zb.profiling import RepeatedBatch, measure_module
+    from lightning_zb.profiling import RepeatedBatch, profile_module
 
     if not isinstance(module, pl.LightningModule):
         raise ValueError(f"--module {arguments.module}: is a {type(module).__name__}, not a lightning.pytorch.LightningModule")
@@ -52,7 +50,7 @@ def profile(arguments: argparse.Namespace) -> bool:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
     try:
-        measured = measure_module(
+        measured = profile_module(
             module,
             data,
             num_steps=arguments.steps,
@@ -110,39 +108,6 @@ def costs_table(costs: CostModel, items: Sequence[Measured] = ()) -> str:
     totals = [f"{size / byte:.2f}" for size in sizes]
     rows.append(["all", *(f"{t / second:.3f}" for t in sums), *totals[:2], "", *totals[2:], *([""] if items else [])])
     return table(header, rows)
-
-
-def located(text: str) -> str:
-    """The place of a class or function, `package.module:Name`."""
-    module, colon, name = text.partition(":")
-    if not module or not colon or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a place such as package.module:Name")
-    return text
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Arguments by name, as JSON: `{"layers": 12}`."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error}); write for example '{{\"layers\": 12}}'") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; write for example '{{\"layers\": 12}}'")
-    return value
-
-
-def bandwidth(text: str) -> float:
-    """Bytes per second: `25GB` or a number."""
-    try:
-        value = float(text)
-    except ValueError:
-        try:
-            value = parse_bytes(text)
-        except ValueError:
-            value = -1.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes a second; write for example 25GB")
-    return value
 
 
 def _made(option: str, place: str, arguments: dict[str, Any]) -> Any:

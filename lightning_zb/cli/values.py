@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.planning.budget import DeviceBudget, MemoryBudget, parse_bytes
@@ -94,10 +96,45 @@ def seed(text: str) -> int:
 
 
 def seconds(text: str) -> float:
+    return _positive(float, text, "a positive number of seconds")
+
+
+def bandwidth(text: str) -> float:
+    """Bytes per second: `25GB` or a number."""
+    return _positive(_number_of_bytes, text, "a number of bytes a second; write for example 25GB")
+
+
+def _number_of_bytes(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
+    except ValueError:
+        return parse_bytes(text)
+
+
+def _positive(read: Callable[[str], float], text: str, what: str) -> float:
+    try:
+        value = read(text)
     except ValueError:
         value = -1.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    if not value > 0:  # nor nan
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
+
+
+def located(text: str) -> str:
+    """The place of a class or function, `package.module:Name`."""
+    module, colon, name = text.partition(":")
+    if not module or not colon or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a place such as package.module:Name")
+    return text
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Arguments by name, as JSON: `{"layers": 12}`."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error}); write for example '{{\"layers\": 12}}'") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; write for example '{{\"layers\": 12}}'")
     return value
