@@ -201,11 +201,11 @@ class ZeroBubbleCallback(pl.Callback):
             rank_zero_info(
                 "zero_bubble: training ended before a plan with measured costs was found; the first one ran throughout"
             )
-        plan = self._priced or pipeline.plan if is_open else pipeline.plan
-        if is_open:  # it came too late for this run; what was measured is written all the same
-            self._report(trainer, plan)
         if self.report:
-            reporting.write(trainer, plan, self.profile, self.decisions, reporting.gather_counters(pipeline))
+            # where a plan came too late for this run, what was measured is written all the same
+            plan = self._priced or pipeline.plan if is_open else pipeline.plan
+            counters = reporting.gather_counters(pipeline)
+            reporting.write(trainer, plan, self.profile, self.decisions, counters, only_summary=not is_open)
 
     # -- windows ---------------------------------------------------------------------------------------------------
 

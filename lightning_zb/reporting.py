@@ -13,6 +13,8 @@ from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile
 from lightning_zb.replanning import LoggedDecision, step_seconds
+from lightning_zb.report.directory import write_report, write_summary
+from lightning_zb.report.summary import Observed
 
 
 def runs_ahead(pipeline: Pipeline) -> bool:
@@ -54,6 +56,7 @@ def write(
     profile: Profile | None,
     decisions: Sequence[LoggedDecision],
     counters: Mapping[str, Mapping[str, int]] | None = None,
+    only_summary: bool = False,
 ) -> None:
     """Write down what was measured beside what was planned; called on every rank.
 
@@ -62,17 +65,19 @@ def write(
         plan: what runs.
         profile: what was measured; None on ranks that write nothing.
         decisions: all of the run.
-        counters: of optimizer steps, once training has ended: then the summary alone is written again.
+        counters: of optimizer steps, once training has ended.
+        only_summary: whether all else was written before.
     """
     if not trainer.loggers or trainer.fast_dev_run:
         return
     log_dir = trainer.log_dir  # asking for it is a collective
     if profile is None or log_dir is None:
         return
-    from lightning_zb.report.directory import write_report, write_summary
-
-    directory, measured = Path(log_dir) / "zero_bubble", (profile.timeline, profile.peak_bytes, decisions, profile.items)
-    if counters is None:
-        write_report(directory, plan, *measured)
-    else:
-        write_summary(directory, plan, *measured, counters)
+    observed = Observed(
+        step=profile.timeline,
+        peak_bytes=profile.peak_bytes,
+        decisions=decisions,
+        items=profile.items,
+        counters=counters or {},
+    )
+    (write_summary if only_summary else write_report)(Path(log_dir) / "zero_bubble", plan, observed)

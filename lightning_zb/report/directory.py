@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,54 +12,37 @@ from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import write_costs, write_plan
 from lightning_zb.planning.timeline import Timeline
 from lightning_zb.report.picture import timeline_picture
-from lightning_zb.report.summary import Measured, Reasoned, summary
+from lightning_zb.report.summary import NOTHING, Observed, summary
 from lightning_zb.report.trace import chrome_trace, device_waits
 
 _PICTURE = "timeline.png"
 
 
-def write_report(
-    directory: Path,
-    plan: Plan,
-    measured: Timeline | None = None,
-    peak_bytes: Sequence[float] = (),
-    decisions: Sequence[Reasoned] = (),
-    items: Sequence[Measured] = (),
-) -> None:
+def write_report(directory: Path, plan: Plan, observed: Observed = NOTHING) -> None:
     """Write plan.json, costs.json, measured.json, summary.md, traces, and the picture where matplotlib is installed.
 
     Args:
         directory: is made; older reports in it are replaced.
         plan: what runs.
-        measured: a step as it ran.
-        peak_bytes: by device the activation bytes measured at their peak.
-        decisions: what was decided and why.
-        items: what the layers cost, with their spread.
+        observed: what happened.
     """
     directory.mkdir(parents=True, exist_ok=True)
     write_plan(plan, directory / "plan.json")
     write_costs(plan.costs, directory / "costs.json")
     chrome_trace(plan, directory / "trace_planned.json")
-    if measured is not None:
-        chrome_trace(measured, directory / "trace_measured.json")
-        (directory / "measured.json").write_text(json.dumps(_figures(measured, peak_bytes), indent=1) + "\n")
+    step, peak_bytes = observed.step, observed.peak_bytes
+    if step is not None:
+        chrome_trace(step, directory / "trace_measured.json")
+        (directory / "measured.json").write_text(json.dumps(_figures(step, peak_bytes), indent=1) + "\n")
     if find_spec("matplotlib") is not None:
-        timeline_picture(plan, directory / _PICTURE, measured, peak_bytes)
-    write_summary(directory, plan, measured, peak_bytes, decisions, items)
+        timeline_picture(plan, directory / _PICTURE, step, peak_bytes)
+    write_summary(directory, plan, observed)
 
 
-def write_summary(
-    directory: Path,
-    plan: Plan,
-    measured: Timeline | None = None,
-    peak_bytes: Sequence[float] = (),
-    decisions: Sequence[Reasoned] = (),
-    items: Sequence[Measured] = (),
-    counters: Mapping[str, Mapping[str, int]] | None = None,
-) -> None:
-    """Write summary.md alone; arguments as for `write_report` and `summary`."""
+def write_summary(directory: Path, plan: Plan, observed: Observed = NOTHING) -> None:
+    """Write summary.md alone; arguments as for `write_report`."""
     directory.mkdir(parents=True, exist_ok=True)
-    text = summary(plan, measured, peak_bytes, decisions, items, counters)
+    text = summary(plan, observed)
     if (directory / _PICTURE).exists():
         text += f"\n![The step as planned and as measured]({_PICTURE})\n"
     (directory / "summary.md").write_text(text)

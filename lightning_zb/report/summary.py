@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lightning_zb.planning.budget import format_bytes
@@ -42,35 +43,41 @@ class Measured(Protocol):
     def whole(self) -> tuple[str, ...]: ...
 
 
-def summary(
-    plan: Plan,
-    measured: Timeline | None = None,
-    peak_bytes: Sequence[float] = (),
-    decisions: Sequence[Reasoned] = (),
-    items: Sequence[Measured] = (),
-    counters: Mapping[str, Mapping[str, int]] | None = None,
-) -> str:
-    """The summary's text.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a run has shown so far, beside what was planned; nothing of it need be there.
 
     Args:
-        plan: what runs.
-        measured: a step as it ran.
+        step: a step as it ran.
         peak_bytes: by device the activation bytes measured at their peak.
         decisions: what was decided and why.
-        items: what the layers cost.
+        items: what the layers cost, with their spread.
         counters: for each device, or several together, how its optimizer steps ended.
     """
+
+    step: Timeline | None = None
+    peak_bytes: Sequence[float] = ()
+    decisions: Sequence[Reasoned] = ()
+    items: Sequence[Measured] = ()
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+NOTHING = Observed()
+
+
+def summary(plan: Plan, observed: Observed = NOTHING) -> str:
+    """The summary's text: what was planned, and what happened."""
     parts = [
         f"# {plan.planner.name} on {plan.num_devices} devices, {plan.num_microbatches} microbatches",
-        _figures(plan, measured),
+        _figures(plan, observed.step),
         "## Devices",
-        _devices(plan, measured, peak_bytes),
+        _devices(plan, observed.step, observed.peak_bytes),
     ]
-    if decisions:
-        parts += ["## Decisions", "\n".join(f"- Step {d.step}: {d.reason}." for d in decisions)]
-    if counters:
-        parts += ["## Optimizer steps", _optimizer_steps(counters)]
-    parts += ["## Layers", _layers(plan, items)]
+    if observed.decisions:
+        parts += ["## Decisions", "\n".join(f"- Step {d.step}: {d.reason}." for d in observed.decisions)]
+    if observed.counters:
+        parts += ["## Optimizer steps", _optimizer_steps(observed.counters)]
+    parts += ["## Layers", _layers(plan, observed.items)]
     if plan.num_devices > 1:
         parts += ["## Links", _links(plan.costs, plan.num_devices)]
     return "\n\n".join(parts) + "\n"

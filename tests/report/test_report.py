@@ -83,7 +83,7 @@ def test_slices_of_a_track_follow_each_other_to_the_nanosecond():
 
 
 def test_all_reports_are_written_and_read_back(plan, measured, tmp_path: Path):
-    write_report(tmp_path / "new", plan, measured, plan.predicted.peak_bytes)
+    write_report(tmp_path / "new", plan, report.Observed(step=measured, peak_bytes=plan.predicted.peak_bytes))
     assert read_plan(tmp_path / "new" / "plan.json") == plan
     assert read_costs(tmp_path / "new" / "costs.json") == plan.costs
     for name in ("trace_planned.json", "trace_measured.json"):
@@ -101,7 +101,8 @@ def test_all_reports_are_written_and_read_back(plan, measured, tmp_path: Path):
 
 def test_the_summary_tells_how_optimizer_steps_ended(plan):
     assert "## Optimizer steps" not in report.summary(plan)
-    text = report.summary(plan, counters={"0": {"holds": 1, "redone_forwards": 0}, "1": {"holds": 0, "redone_forwards": 7}})
+    counters = {"0": {"holds": 1, "redone_forwards": 0}, "1": {"holds": 0, "redone_forwards": 7}}
+    text = report.summary(plan, report.Observed(counters=counters))
     assert "| device | holds | redone forwards |\n|---|---|---|\n| 0 | 1 | 0 |\n| 1 | 0 | 7 |" in text
 
 
