@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lightning_zb.assignment import Assignment
 from lightning_zb.data_agreement import check_agreement
 from lightning_zb.execution.channels import Channels, open_channels
 from lightning_zb.execution.data_parallel import GradientReducer
@@ -39,12 +40,11 @@ from lightning_zb.model.shard_places import shard_places
 from lightning_zb.model.sharing import parameters_of_chunks
 from lightning_zb.model.side_channels import AttributeList
 from lightning_zb.model.stubs import PrologueStubs
-from lightning_zb.model.windows import Window, windows
-from lightning_zb.plan_choice import PlanRequest, choose_plan, device_ranks, needs_bytes
+from lightning_zb.plan_choice import PlanRequest, choose_plan, needs_bytes
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replicas import Replicas, ShardGroups
 from lightning_zb.shared_gradients import Sharing
-from lightning_zb.stepping import PostValidation, StepEnding, StepOwner
+from lightning_zb.stepping import StepEnding, StepOwner, StepRules
 from lightning_zb.switching import move_state
 
 EVALUATION_STEPS = 1 << 40
@@ -105,11 +105,11 @@ class Pipeline:
         self._is_virtual = replicas.pipeline_size == 1
         self.replicas, self._peers, self.shard_groups = replicas, peers, shard_groups
         self.device, self.request, self._timeout = device, options.plan, options.timeout
-        self._lay_out(chosen.plan)
+        self._assign(chosen.plan)
         self._streams = RandomStreams(broadcast(_run_seed()) + replicas.replica, device)
         gathered = tuple(AttributeList(module, path) for path in options.side_channels)
         self._interception = Interception(self.stack, self._streams, gathered)
-        self.ownership = take_ownership(module, self.stack, self._own_windows())
+        self.ownership = take_ownership(module, self.stack, self._assigned.own_windows)
         self._built_bytes = self.ownership.total_bytes
         if deferred is not None and deferred.has_recorded:
             self.ownership = materialise(module, self.stack, self.ownership, deferred)
@@ -126,32 +126,27 @@ class Pipeline:
         self.last_step_was_recorded = False
         """Whether it was measured, which slows it down or runs it otherwise than planned."""
 
-    def _lay_out(self, plan: Plan) -> None:
+    def _assign(self, plan: Plan) -> None:
         """Which chunks of the plan this process runs."""
         self.plan = plan
-        self._ranks = device_ranks(plan.placement)
-        self._devices = tuple(range(plan.num_devices)) if self._is_virtual else (self._ranks.index(self.replicas.local_rank),)
-        self._windows = windows(plan.partition, len(self.stack))
-
-    def _own_windows(self) -> list[Window]:
-        return [self._windows[c] for d in self._devices for c in self.plan.placement.chunks_of(d)]
+        self._assigned = Assignment.of(plan, len(self.stack), None if self._is_virtual else self.replicas.local_rank)
 
     def _start(self) -> None:
-        """Executors for the laid out plan."""
-        own_chunks = [self.plan.placement.chunks_of(d) for d in self._devices]
-        self._runners = [StepRunner(self.module, self._interception, self._windows, chunks) for chunks in own_chunks]
+        """Executors for the plan as it is assigned."""
+        assigned = self._assigned
+        self._runners = [StepRunner(self.module, self._interception, assigned.windows, chunks) for chunks in assigned.chunks]
         self._channels: Channels | None = None
         if self._is_virtual:
             self._executors = offline_executors(self._runners)
         else:
             self._channels = open_channels(
-                self.plan.placement, self.replicas.pipelines(self._ranks), self.device, self._timeout
+                self.plan.placement, self.replicas.pipelines(assigned.ranks), self.device, self._timeout
             )
-            self._executors = [Executor(self._devices[0], self._runners[0], DistributedTransport(self._channels))]
-        self._sharing = Sharing(self.module, self.stack, self._windows, self.plan.placement, self._devices, self._runners)
+            self._executors = [Executor(self.devices[0], self._runners[0], DistributedTransport(self._channels))]
+        self._sharing = Sharing(self.module, self.stack, assigned, self._runners)
         self._programs = Programs(self.plan)
         if self._peers is not None:
-            alone = parameters_of_chunks(self.module, self.stack, self._windows)
+            alone = parameters_of_chunks(self.module, self.stack, assigned.windows)
             for executor in self._executors:
                 executor.reducer = GradientReducer(self._peers, self.replicas.num_replicas, alone)
 
@@ -184,25 +179,17 @@ class Pipeline:
             self._executors[0].reducer.finish(self.ownership.own_parameters())
         return self._output(len(microbatches) - 1)
 
-    def end_steps(
-        self,
-        optimizer: torch.optim.Optimizer,
-        mode: PostValidation,
-        keeps_gradients: bool,
-        error_if_nonfinite: bool,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        """Say how training steps end, once the optimizer exists; see `StepEnding`."""
+    def end_steps(self, optimizer: torch.optim.Optimizer, rules: StepRules) -> None:
+        """Say how training steps end, once the optimizer exists."""
+        self._optimizer, self._rules = optimizer, rules
+        self.ending = self._make_ending()
 
-        def make() -> StepEnding:
-            for runner in self._runners:
-                runner.scale_loss = None if scaler is None else scaler.scale
-            owner = StepOwner(optimizer, self._own_buffers, self._sharing.is_copy, self._shards())
-            rest = keeps_gradients, error_if_nonfinite, scaler, self._may_copy, self._past
-            return StepEnding(owner, self._executors, mode, self.plan, *rest)
-
-        self._make_ending = make
-        self.ending = make()
+    def _make_ending(self) -> StepEnding:
+        rules = self._rules
+        for runner in self._runners:
+            runner.scale_loss = None if rules.scaler is None else rules.scaler.scale
+        owner = StepOwner(self._optimizer, self._own_buffers, self._sharing.is_copy, self._shards())
+        return StepEnding(owner, self._executors, rules, self.plan, self._may_copy, self._past)
 
     @property
     def _may_copy(self) -> bool:
@@ -257,7 +244,7 @@ class Pipeline:
     @property
     def devices(self) -> tuple[int, ...]:
         """The devices of the pipeline that this process stands for."""
-        return self._devices
+        return self._assigned.devices
 
     @property
     def channels(self) -> Channels | None:
@@ -271,7 +258,7 @@ class Pipeline:
             recorders: one for each of `devices`; None to stop.
             runs_whole: whether each backward runs whole, or split; None: as the plan says.
         """
-        found: Sequence[StepRecorder | None] = [None] * len(self._devices) if recorders is None else recorders
+        found: Sequence[StepRecorder | None] = [None] * len(self.devices) if recorders is None else recorders
         for executor, runner, recorder in zip(self._executors, self._runners, found, strict=True):
             of_layers = recorder if isinstance(recorder, LayerRecorder) else None
             executor.recorder, runner.recorder = recorder, of_layers
@@ -306,16 +293,15 @@ class Pipeline:
             return
         channels, is_copy = self._channels, self._sharing.is_copy
         self._past = self._total()
-        self._lay_out(plan)
+        self._assign(plan)
         if channels is not None:
-            by_rank = [plan.placement.chunks_of(self._ranks.index(rank)) for rank in range(len(self._ranks))]
             self.ownership = move_state(
                 self.module,
                 self.stack,
                 self.ownership,
                 is_copy,
                 self.module.trainer.optimizers,
-                [[self._windows[c] for c in chunks] for chunks in by_rank],
+                self._assigned.windows_by_rank,
                 channels,
             )
         if self.ending is not None:
@@ -370,9 +356,7 @@ class Pipeline:
         total = self._executors[0].statistics
         for executor in self._executors[1:]:
             total = total + executor.statistics
-        joined = self._past + total
-        joined.steps = self._past.steps + total.steps
-        return joined
+        return total.after(self._past)
 
 
 def _run_seed() -> int:

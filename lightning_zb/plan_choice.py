@@ -14,11 +14,10 @@ from lightning_zb.model.assumed_costs import assumed_costs
 from lightning_zb.model.layers import LayerStack
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, check_budget
 from lightning_zb.planning.costs import CostModel
-from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.registry import SearchSpec, find_schedule
+from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
 from lightning_zb.replanning import Replan
 
 _CAUTION = 0.5
@@ -97,24 +96,30 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
     check_budget(request.memory_budget, num_devices)
     spec = find_schedule(request.schedule)
+    sizes = num_devices, num_microbatches
     if request.costs is None and request.replan is Replan.PLACEMENT and isinstance(spec, SearchSpec):
         try:
             first = replace(request, schedule=_UNTIL_MEASURED)
             why = f"{request.schedule} plans once layers are measured"
-            return _make(first, module, stack, num_devices, num_microbatches, why)
+            return _make(first, find_schedule(_UNTIL_MEASURED), module, stack, *sizes, why)
         except ValueError:  # too few layers, or too little memory: the search may find something all the same
             pass
-    return _make(request, module, stack, num_devices, num_microbatches)
+    return _make(request, spec, module, stack, *sizes)
 
 
 def _make(
-    request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int, why: str | None = None
+    request: PlanRequest,
+    spec: ScheduleSpec | SearchSpec,
+    module: nn.Module,
+    stack: LayerStack,
+    num_devices: int,
+    num_microbatches: int,
+    why: str | None = None,
 ) -> ChosenPlan:
-    budget = request.memory_budget
-    spec = find_schedule(request.schedule)
+    budget, searches = request.memory_budget, isinstance(spec, SearchSpec)
 
     def make(costs: CostModel, budget: MemoryBudget) -> Plan:
-        options: dict[str, Any] = {"seconds": _SEARCH_SECONDS} if isinstance(spec, SearchSpec) else {}
+        options: dict[str, Any] = {"seconds": _SEARCH_SECONDS} if searches else {}
         if request.constraints:
             options["constraints"] = request.constraints
         return make_plan(costs, num_devices, num_microbatches, request.schedule, budget, request.partition, **options)
@@ -124,7 +129,7 @@ def _make(
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
         takes_budgets = isinstance(spec, SearchSpec) or spec.own_budget is None
-        if isinstance(spec, SearchSpec) and budget is None:
+        if searches and budget is None:
             chosen = make(costs, 1.0)  # what is left is known once bytes are
         elif takes_budgets and (needs_bytes(budget) or (request.replan is not Replan.OFF and budget is not None)):
             chosen = _cautious(partial(make, costs), budget)
@@ -195,9 +200,3 @@ def _one_f_one_b(plan: Plan) -> Plan | None:
         return make_plan(plan.costs, plan.num_devices, plan.num_microbatches, "1f1b")
     except ValueError:
         return None
-
-
-def device_ranks(placement: Placement) -> tuple[int, ...]:
-    """The global rank of each device: the last chunk's device is rank 0, where loggers and progress bars live."""
-    last = placement.devices[-1]
-    return tuple((device - last) % placement.num_devices for device in range(placement.num_devices))

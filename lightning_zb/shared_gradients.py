@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from torch import nn
 
+from lightning_zb.assignment import Assignment
 from lightning_zb.execution.channels import Channels
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.tied import accumulate_parts, exchange_parts
@@ -23,8 +24,6 @@ from lightning_zb.model.ownership import Ownership, outside_parameters
 from lightning_zb.model.runner import StepRunner
 from lightning_zb.model.sharing import shared_across_devices
 from lightning_zb.model.stubs import PrologueStubs
-from lightning_zb.model.windows import Window
-from lightning_zb.planning.placement import Placement
 
 
 class Sharing:
@@ -33,28 +32,21 @@ class Sharing:
     Args:
         module: the LightningModule, after foreign parameters gave up their memory.
         stack: its layers.
-        windows: of all chunks.
-        placement: chunks to devices.
-        devices: the devices that this process stands for.
-        runners: of these devices; they learn what is shared and tied.
+        assigned: which devices run what, and which of them this process stands for.
+        runners: of its devices; they learn what is shared and tied.
     """
 
     def __init__(
-        self,
-        module: pl.LightningModule,
-        stack: LayerStack,
-        windows: Sequence[Window],
-        placement: Placement,
-        devices: Sequence[int],
-        runners: Sequence[StepRunner],
+        self, module: pl.LightningModule, stack: LayerStack, assigned: Assignment, runners: Sequence[StepRunner]
     ) -> None:
+        placement, devices = assigned.placement, assigned.devices
         self._module, self._stack, self._placement = module, stack, placement
-        self._devices, self._runners = tuple(devices), tuple(runners)
+        self._devices, self._runners = devices, tuple(runners)
         self._ends = placement.devices[0], placement.devices[-1]
         self._has_learnt = placement.num_chunks == 1
         parameters = dict(module.named_parameters(remove_duplicate=False))
         self._tied: dict[nn.Parameter, tuple[int, ...]] = {}
-        for shared in shared_across_devices(module, stack, windows, placement):
+        for shared in shared_across_devices(module, stack, assigned.windows, placement):
             if set(shared.devices) & set(devices):
                 self._tied[parameters[shared.names[0]]] = shared.chunks
         self._is_one_process = set(self._ends) <= set(devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, unique
 
 import torch
@@ -48,6 +48,23 @@ class PostValidation(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class StepRules:
+    """How steps are to end.
+
+    Args:
+        mode: what the user asked for.
+        keeps_gradients: user code reads gradients after clipping, so they must be final and stay.
+        error_if_nonfinite: raise on every rank instead of skipping a step whose norm is not finite.
+        scaler: the loss scaler of 16-bit training.
+    """
+
+    mode: PostValidation
+    keeps_gradients: bool = False
+    error_if_nonfinite: bool = False
+    scaler: torch.amp.GradScaler | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepOwner:
     """Implements `lightning_zb.execution.protocols.StepOwner` for a process of the pipeline."""
 
@@ -81,11 +98,8 @@ class StepEnding:
     Args:
         owner: the optimizer and what a restart restores.
         executors: of this process's devices; with several the whole model is here and nothing is validated.
-        mode: what the user asked for.
+        rules: how steps are to end.
         plan: makes post-validation worth its copy, or not.
-        keeps_gradients: user code reads gradients after clipping, so they must be final and stay.
-        error_if_nonfinite: raise on every rank instead of skipping a step whose norm is not finite.
-        scaler: the loss scaler of 16-bit training.
         may_copy: whether AUTO may begin to keep a copy to roll back to.
         past: what this process counted before, with another plan.
     """
@@ -94,35 +108,32 @@ class StepEnding:
         self,
         owner: StepOwner,
         executors: Sequence[Executor],
-        mode: PostValidation,
+        rules: StepRules,
         plan: Plan,
-        keeps_gradients: bool = False,
-        error_if_nonfinite: bool = False,
-        scaler: torch.amp.GradScaler | None = None,
         may_copy: bool = True,
         past: Statistics | None = None,
     ) -> None:
-        if owner.is_shared and mode is PostValidation.INPLACE:
+        if owner.is_shared and rules.mode is PostValidation.INPLACE:
             rank_zero_warn(
                 "post_validation='inplace' undoes a step from all of its optimizer state, which shard_optimizer=True divides; "
                 "steps are undone from copies, as with post_validation='exact'"
             )
-            mode = PostValidation.EXACT
+            rules = replace(rules, mode=PostValidation.EXACT)
         self.owner = owner
         self._awaits_norm = False
-        self._adapts = mode is PostValidation.AUTO and not keeps_gradients
+        self._adapts = rules.mode is PostValidation.AUTO and not rules.keeps_gradients
         transport = executors[0].transport
         chain = ValidationChain(transport.channels) if isinstance(transport, DistributedTransport) else None
-        switch = _switch(mode, plan, keeps_gradients, may_copy)
-        rollback = Rollback.INPLACE if mode is PostValidation.INPLACE else Rollback.EXACT
+        switch = _switch(rules, plan, may_copy)
+        rollback = Rollback.INPLACE if rules.mode is PostValidation.INPLACE else Rollback.EXACT
         self._step = OptimisticStep(
             owner,
             chain,
             executors[0].statistics,
             rollback if switch.may_be_optimistic else Rollback.EXACT,
             switch,
-            error_if_nonfinite=error_if_nonfinite,
-            loss_scale=None if scaler is None else LossScale(scaler, owner.optimizer),
+            error_if_nonfinite=rules.error_if_nonfinite,
+            loss_scale=None if rules.scaler is None else LossScale(rules.scaler, owner.optimizer),
             waits_for_norms=rollback is Rollback.INPLACE or not _is_on_cuda(owner.optimizer),
         )
         self._step.past = past or self._step.past
@@ -159,7 +170,7 @@ class StepEnding:
     @property
     def counters(self) -> dict[str, float]:
         """How the steps of the whole pipeline ended, one step late."""
-        here = self._step.past + self.statistics
+        here = self.statistics.after(self._step.past)
         everywhere = dict(zip(DEVICE_COUNTERS, self._step.counted, strict=True))
         return {name: everywhere.get(name, float(getattr(here, name))) for name in STEP_COUNTERS}
 
@@ -220,17 +231,17 @@ def _gains(plan: Plan) -> bool:
     return plan.predicted.period < 0.999 * plan.predicted.makespan
 
 
-def _switch(mode: PostValidation, plan: Plan, keeps_gradients: bool, may_copy: bool) -> ModeSwitch:
+def _switch(rules: StepRules, plan: Plan, may_copy: bool) -> ModeSwitch:
     """Which steps are optimistic."""
-    if mode is PostValidation.OFF:
+    if rules.mode is PostValidation.OFF:
         return ModeSwitch.never()
-    if keeps_gradients:
+    if rules.keeps_gradients:
         rank_zero_warn(
             "user code reads gradients around the optimizer step, so steps wait for the global norm; "
             "set post_validation='off' to say so yourself"
         )
         return ModeSwitch.never()
-    if mode is not PostValidation.AUTO:
+    if rules.mode is not PostValidation.AUTO:
         return ModeSwitch.always()
     return ModeSwitch.auto() if _gains(plan) and may_copy else ModeSwitch.never()
 

@@ -32,7 +32,7 @@ from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.budget import check_budget
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replicas import BroadcastLoader, share_out
-from lightning_zb.stepping import PostValidation
+from lightning_zb.stepping import PostValidation, StepRules
 
 
 class ZeroBubbleStrategy(CheckpointedPipeline):
@@ -254,7 +254,8 @@ class ZeroBubbleStrategy(CheckpointedPipeline):
             refusals.check_optimizers(self.optimizers)
             reads = refusals.reads_gradients(self.lightning_module)
             scaler = precision.scaler_of(self.precision_plugin)
-            self._pipeline.end_steps(self.optimizers[0], self._post_validation, reads, self._error_if_nonfinite, scaler)
+            rules = StepRules(self._post_validation, reads, self._error_if_nonfinite, scaler)
+            self._pipeline.end_steps(self.optimizers[0], rules)
         self.setup_precision_plugin()
         if trainer.state.fn == TrainerFn.FITTING:
             _optimizers_to_device(self.optimizers, self.root_device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from lightning_zb.planning.schedule import Pass, PassKind
@@ -48,8 +48,11 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         """Totals of two devices that one process stands for; they run the same steps."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return Statistics(**{**sums, "steps": max(self.steps, other.steps)})
+        return replace(self.after(other), steps=max(self.steps, other.steps))
+
+    def after(self, past: Statistics) -> Statistics:
+        """Totals of one device that was counted twice, one time after the other."""
+        return Statistics(**{f.name: getattr(past, f.name) + getattr(self, f.name) for f in fields(self)})
 
     def as_dict(self) -> dict[str, Any]:
         """The totals under plain names."""

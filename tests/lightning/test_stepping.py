@@ -9,7 +9,7 @@ from torch import nn
 from lightning_zb.execution.offline import offline_executors
 from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.stepping import PostValidation, StepEnding, StepOwner
+from lightning_zb.stepping import PostValidation, StepEnding, StepOwner, StepRules
 from tests.execution.pipeline_models import SleepingRunner
 
 COSTS = CostModel((LayerCost("layer", 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0),) * 8)
@@ -18,9 +18,10 @@ GAINS, GAINS_NOTHING = make_plan(COSTS, 4, 8, "zb-v", 1.0), make_plan(COSTS, 4, 
 PERIOD_IS_MAKESPAN = make_plan(CostModel(COSTS.layers * 2), 8, 8, "zb-v", 1.0)
 
 
-def ending(mode, plan, **options) -> StepEnding:
+def ending(mode, plan, may_copy=True, **rules) -> StepEnding:
     owner = StepOwner(torch.optim.SGD([nn.Parameter(torch.ones(2))]), list, lambda p: False)
-    return StepEnding(owner, offline_executors([SleepingRunner({}, 8)]), PostValidation.parse(mode), plan, **options)
+    executors = offline_executors([SleepingRunner({}, 8)])
+    return StepEnding(owner, executors, StepRules(PostValidation.parse(mode), **rules), plan, may_copy)
 
 
 def is_ever_optimistic(step_ending: StepEnding) -> bool:
