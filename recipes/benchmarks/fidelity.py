@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +22,14 @@ from time import perf_counter
 from typing import Any
 
 import lightning as L
-import torch
 
 import lightning_zb
-from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole
+from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import write_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.timeline import Timeline, predict
+from recipes.benchmarks import emulated
 from recipes.benchmarks.emulated import WIDTH, EmulatedModule
 
 Row = dict[str, Any]
@@ -59,8 +57,7 @@ def known_costs(unit: float) -> CostModel:
         forward, backward_input, backward_weight = (unit * t for t in _UNIT[kind])
         stash, held = (4.0 * _FLOATS * n for n in _HELD[kind])
         layers.append(LayerCost(f"layers.{i}", forward, backward_input, backward_weight, held, stash, output_bytes=4.0 * WIDTH))
-    ends = [LayerCost(role.value, 0.0, 0.0, 0.0, role=role) for role in (LayerRole.PROLOGUE, LayerRole.EPILOGUE)]
-    return CostModel((ends[0], *layers, ends[1]))
+    return emulated.known_costs(layers)
 
 
 def plans(num_devices: int, costs: CostModel) -> Iterator[tuple[str, Plan]]:
@@ -107,25 +104,14 @@ def run(name: str, plan: Plan, directory: Path) -> Row | None:
     first = _WARM_STEPS + _FREE_STEPS
     measure = lightning_zb.ZeroBubbleCallback((first, first + _PROFILED_STEPS), replan="off", check_every=0, report=False)
     watch = _Watch(first)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=plan.num_devices,
-        strategy=lightning_zb.ZeroBubbleStrategy(str(directory / "plan.json"), check_data_steps=0),
-        accumulate_grad_batches=plan.num_microbatches,
-        max_steps=first + _PROFILED_STEPS,
-        callbacks=[watch, measure],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    batches: Any = [(torch.ones(1, WIDTH), torch.ones(1, 1))] * (trainer.max_steps * plan.num_microbatches)
     layers = plan.costs.layers[1:-1]
     module = EmulatedModule(
         [(c.forward, c.backward_input, c.backward_weight) for c in layers],
         [(int(c.weight_stash_bytes / 4), int(c.activation_bytes / 4)) for c in layers],
     )
-    trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
+    strategy = lightning_zb.ZeroBubbleStrategy(str(directory / "plan.json"), check_data_steps=0)
+    num_steps = first + _PROFILED_STEPS
+    emulated.train(module, strategy, plan.num_devices, plan.num_microbatches, num_steps, [watch, measure])
     if measure.profile is None:
         return None
     assert isinstance(measure.profile.timeline, Timeline)
@@ -191,9 +177,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=[], help="plans by name; default: all")
     parser.add_argument("--results", type=Path, help="rows are appended here")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    emulated.quietly()
     rows: list[Row] = []
     for name, plan in plans(int(os.environ["WORLD_SIZE"]), known_costs(1e-3 * args.unit)):
         if args.only and name not in args.only:

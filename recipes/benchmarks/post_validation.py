@@ -12,11 +12,9 @@ milliseconds; "outside" is what a step spends outside its schedule: the optimize
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import statistics
 import tempfile
-import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,13 +22,13 @@ from time import perf_counter
 from typing import Any
 
 import lightning as L
-import torch
 
 import lightning_zb
-from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole
+from lightning_zb.planning.costs import LayerCost
 from lightning_zb.planning.planfile import write_costs
 from lightning_zb.planning.timeline import predict
-from recipes.benchmarks.emulated import WIDTH, EmulatedModule
+from recipes.benchmarks import emulated
+from recipes.benchmarks.emulated import EmulatedModule
 
 _WARM_STEPS = 2
 _PROFILE_STEPS = 6
@@ -91,28 +89,15 @@ def _run(row: _Row, args: argparse.Namespace) -> str | None:
     watch = _Watch(last, frozenset(step + _WARM_STEPS for step in clipping))
     measure = lightning_zb.ZeroBubbleCallback((last, last + _PROFILE_STEPS), replan="off", check_every=0, report=False)
     layer = LayerCost("layer", unit, unit, unit, 1.0, 1.0, 0.0, 0.0)
-    before, after = (
-        LayerCost(role.value, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, role=role) for role in (LayerRole.PROLOGUE, LayerRole.EPILOGUE)
-    )
     with tempfile.TemporaryDirectory() as directory:
         costs = Path(directory) / "costs.json"
-        write_costs(CostModel((before, *(layer,) * (2 * num_devices), after)), costs)
+        write_costs(emulated.known_costs([layer] * (2 * num_devices)), costs)
         strategy = lightning_zb.ZeroBubbleStrategy("zb-v", 2.0, costs=costs, post_validation=row.mode, check_data_steps=0)
-        trainer = L.Trainer(
-            accelerator="cpu",
-            devices=num_devices,
-            strategy=strategy,
-            accumulate_grad_batches=args.microbatches,
+        module = EmulatedModule([(unit,) * 3] * (2 * num_devices))
+        emulated.train(
+            module, strategy, num_devices, args.microbatches, last + _PROFILE_STEPS, [watch, measure],
             gradient_clip_val=_MAX_NORM,
-            max_steps=last + _PROFILE_STEPS,
-            callbacks=[watch, measure],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        batches: Any = [(torch.ones(1, WIDTH), torch.ones(1, 1))] * (trainer.max_steps * args.microbatches)
-        trainer.fit(EmulatedModule([(unit,) * 3] * (2 * num_devices)), torch.utils.data.DataLoader(batches, batch_size=None))
+        )  # fmt: skip
     if watch.everyone is None:
         return None
     assert measure.profile is not None
@@ -146,9 +131,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=[0.0, 1.0], help="shares of steps that clip")
     parser.add_argument("--no-off", action="store_true", help="leave out the run with post_validation='off'")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    emulated.quietly()
     heads = [
         *("devices", "microbatches", "unit", "mode", "clips", "median", "mean", "outside", "prediction"),
         *("from known times", "from measured times", "rollbacks", "redone forwards"),

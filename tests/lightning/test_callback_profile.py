@@ -46,7 +46,7 @@ def test_times_of_layers_are_found(schedule: str, tmp_path: Path):
             slept = usual(layer.slept[part][-16:])  # in the steps that took times
             assert seconds == pytest.approx(slept, rel=0.03), (cost.name, part)
         assert cost.backward == pytest.approx(usual(layer.slept["B"][-16:]) + usual(layer.slept["W"][-16:]), rel=0.03)
-        assert cost.parameter_bytes == 4 * (8 * 8 + 8)
+        assert cost.parameter_bytes == 4 * (8 * 8 + 8 + 8)  # of the product, and of the layer itself
         assert cost.state_bytes == pytest.approx(4 * cost.parameter_bytes, abs=16)  # gradient, two moments, steps
         assert cost.output_bytes == cost.activation_bytes == 8 * 4
         assert cost.weight_stash_bytes == 2 * 8 * 4  # input and output gradient of the product
