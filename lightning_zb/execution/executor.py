@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -49,7 +50,7 @@ class Executor:
     _results: dict[int, Any] = field(init=False, default_factory=dict)
     _trains: bool = field(init=False, default=False)
     _executed: Counter[PassKind] = field(init=False, default_factory=Counter)
-    _last_weights: dict[int, Pass] = field(init=False, default_factory=dict)
+    _last_weights: Mapping[int, Pass] = field(init=False, default_factory=dict)
     _buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,7 +93,7 @@ class Executor:
         self._results.clear()
         self._executed.clear()
         self._trains = not program.forward_only
-        self._last_weights = {} if self.reducer is None else program.last_weights(self.device)
+        self._last_weights = program.last_weights[self.device]
         if self.optimistic is None:
             return
         if program.forward_only:

@@ -96,7 +96,7 @@ class Passes:
     def begin(self, program: Program, device: int) -> None:
         """Start a step, dropping whatever a step that did not end has left."""
         self._program = program
-        self._fused = program.fused(device)
+        self._fused = program.fused[device]
         self._shared = self.runner.shared_parameters()
         self._tied = self.runner.tied_parameters()
         self.tied_parts = {p: {} for p in self._tied}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.schedule import Pass, PassKind
@@ -93,6 +93,8 @@ class Program:
         sequences: for each ordered pair (source, destination) that communicates, its messages in order.
         committed: for each such pair how many of them the source sends before its validation point.
         finishing_order: devices by the simulated end of their last pass.
+        fused: for each device the (chunk, microbatch) whose backward runs as one BW: their forward has nothing to defer.
+        last_weights: for each device and each of its chunks the pass after which the chunk's gradients are complete.
     """
 
     placement: Placement
@@ -102,6 +104,16 @@ class Program:
     sequences: dict[tuple[int, int], tuple[Message, ...]]
     committed: dict[tuple[int, int], int]
     finishing_order: tuple[int, ...]
+    fused: tuple[frozenset[tuple[int, int]], ...] = field(init=False, compare=False)
+    last_weights: tuple[dict[int, Pass], ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        runs = [[i.run for i in instructions if isinstance(i, Compute)] for instructions in self.instructions]
+        fused = tuple(frozenset((p.chunk, p.microbatch) for p in own if p.kind is PassKind.BACKWARD) for own in runs)
+        with_weights = (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT)
+        last_weights = tuple({p.chunk: p for p in own if p.kind in with_weights} for own in runs)
+        object.__setattr__(self, "fused", fused)
+        object.__setattr__(self, "last_weights", last_weights)
 
     @property
     def num_devices(self) -> int:
@@ -111,16 +123,6 @@ class Program:
         """Passes of the schedule on a device, by kind."""
         computes = (i for i in self.instructions[device] if isinstance(i, Compute))
         return Counter(p.kind for compute in computes for p in compute.covers)
-
-    def fused(self, device: int) -> frozenset[tuple[int, int]]:
-        """(chunk, microbatch) of the device whose backward runs as one BW: their forward has nothing to defer."""
-        computes = (i for i in self.instructions[device] if isinstance(i, Compute))
-        return frozenset((c.run.chunk, c.run.microbatch) for c in computes if c.run.kind is PassKind.BACKWARD)
-
-    def last_weights(self, device: int) -> dict[int, Pass]:
-        """For each chunk of the device the pass after which its gradients are complete."""
-        computes = (i for i in self.instructions[device] if isinstance(i, Compute))
-        return {c.run.chunk: c.run for c in computes if c.run.kind in (PassKind.BACKWARD, PassKind.BACKWARD_WEIGHT)}
 
     def receive_window(self, source: int, destination: int) -> int:
         """The most messages of a pair that are posted and not yet taken at any time: buffers to allow for."""

@@ -122,7 +122,11 @@ def test_backward_fuses_only_where_nobody_else_waits():
     computes = [[str(i) for i in ins if isinstance(i, Compute)] for ins in program.instructions]
     assert computes == [["F0.0", "F3.0", "B3.0", "W3.0", "BW0.0"], ["F1.0", "F2.0", "BW2.0", "B1.0", "W1.0"]]
     assert program.count(1) == {F: 2, B: 2, W: 2}
-    assert program.fused(1) == {(2, 0)}
+    assert program.fused == (frozenset({(0, 0)}), frozenset({(2, 0)}))
+    assert [{c: str(p) for c, p in last.items()} for last in program.last_weights] == [
+        {3: "W3.0", 0: "BW0.0"},
+        {2: "BW2.0", 1: "W1.0"},
+    ]
     text = program.text(0).splitlines()
     assert text.index("send B2.0 to 1") == text.index("B3.0") + 1
 
