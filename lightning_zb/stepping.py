@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from lightning_zb.execution.executor import Executor
 from lightning_zb.execution.loss_scale import LossScale
-from lightning_zb.execution.optimistic_step import OptimisticStep, Rollback
+from lightning_zb.execution.optimistic_step import OptimisticStep
 from lightning_zb.execution.optimizer_shards import OptimizerShards
+from lightning_zb.execution.rollback import Rollback
 from lightning_zb.execution.statistics import DEVICE_COUNTERS, STEP_COUNTERS, Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.transport import DistributedTransport

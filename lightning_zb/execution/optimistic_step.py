@@ -11,49 +11,19 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum, unique
 
-import torch
 from torch import Tensor, nn
 
 from lightning_zb.execution.gradient_norm import NormSlots, clip_gradients, local_norms, total_norm
-from lightning_zb.execution.group_values import Values, changed_values, group_values, set_group_values
+from lightning_zb.execution.group_values import group_values
 from lightning_zb.execution.host_copy import HostCopy, copy_to_host
 from lightning_zb.execution.loss_scale import LossScale
+from lightning_zb.execution.pending_step import PendingStep
 from lightning_zb.execution.protocols import StepOwner
-from lightning_zb.execution.rollback import Inversion, Snapshot, UsualNorms, check_invertible
+from lightning_zb.execution.rollback import Rollback, UsualNorms, check_invertible, prepare_undo
 from lightning_zb.execution.statistics import DEVICE_COUNTERS, Statistics
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.validation import ExpectedVerdict, Outcome, Report, ValidationChain, Verdict, clips, judge
-
-
-@unique
-class Rollback(str, Enum):
-    """How a step is undone."""
-
-    EXACT = "exact"
-    INPLACE = "inplace"
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step whose verdict is on its way.
-
-    Args:
-        gradients: unclipped, taken off the parameters: they outlive the next zero_grad.
-        before: group values (learning rate ...) the step belongs to.
-        after: group values right after it; what differs later was set for the next step.
-        undo: brings parameters and state back; None where the step was held.
-        max_norm: what gradients are clipped to.
-        verdict: the verdict to come.
-    """
-
-    gradients: dict[nn.Parameter, Tensor]
-    before: Values
-    after: Values
-    undo: Callable[[], None] | None
-    max_norm: float
-    verdict: ExpectedVerdict
 
 
 @dataclass(slots=True)
@@ -66,7 +36,6 @@ class OptimisticStep:
         statistics: where steps, rollbacks, holds and skips are counted.
         rollback: how a step is undone.
         switch: decides which steps are optimistic; equal on all devices.
-        on_host: keep copies for an exact rollback in pinned host memory.
         error_if_nonfinite: raise instead of skipping a step whose norm is not finite; a loss scaler's skips never raise.
         loss_scale: of 16-bit training.
         copy: how norms reach the host.
@@ -79,7 +48,6 @@ class OptimisticStep:
     statistics: Statistics
     rollback: Rollback = Rollback.EXACT
     switch: ModeSwitch = field(default_factory=ModeSwitch.always)
-    on_host: bool = False
     error_if_nonfinite: bool = False
     loss_scale: LossScale | None = None
     copy: Callable[[Tensor], HostCopy] = copy_to_host
@@ -90,7 +58,7 @@ class OptimisticStep:
     """`DEVICE_COUNTERS` of all devices, as the last verdict told them; one step late."""
     _max_norm: float | None = None
     _verdict: Verdict | None = None
-    _pending: _Pending | None = None
+    _pending: PendingStep | None = None
     _restart_due: bool = False
     _share_due: bool = False
     _usual: UsualNorms = field(default_factory=UsualNorms)
@@ -186,13 +154,13 @@ class OptimisticStep:
             self.statistics.holds += 1
             self.owner.optimizer._opt_called = True  # type: ignore[attr-defined]  # the learning rate may move on before it
         else:
-            undo = self._prepare_undo(gradients)
+            undo = prepare_undo(self.rollback, self.owner.optimizer, gradients)
             self._step()
             after = group_values(self.owner.optimizer)
             self.statistics.optimistic_steps += 1
         for parameter in gradients:
             parameter.grad = None
-        self._pending = _Pending(gradients, before, after, undo, max_norm, verdict)
+        self._pending = PendingStep(gradients, before, after, undo, max_norm, verdict)
 
     def _relay(self, chain: ValidationChain, own: Report, max_norm: float, order: tuple[int, ...]) -> Verdict:
         """Pass reports on and wait for the verdict, or reach it; in a thread of its own."""
@@ -259,7 +227,9 @@ class OptimisticStep:
             return False
         if pending.undo is not None:
             self.statistics.rollbacks += 1
-        self._redo(pending, None if verdict.outcome is Outcome.SKIP else verdict.total_norm)
+        norm = None if verdict.outcome is Outcome.SKIP else verdict.total_norm
+        pending.amend(self.owner, norm)
+        self._share_due = norm is not None and self.owner.is_shared
         self._note(verdict)
         return True
 
@@ -316,28 +286,8 @@ class OptimisticStep:
                 if stands:
                     self.flush()
         if pending.undo is not None and not stands:  # stepping again takes the other replicas, which may have ended
-            self._redo(pending, None)
+            pending.amend(self.owner, None)
         self._pending = None
-
-    @torch.no_grad()
-    def _redo(self, pending: _Pending, norm: Tensor | None) -> None:
-        """Undo the step if it was taken and, where it has a norm, take it with clipped gradients and its own group values."""
-        optimizer = self.owner.optimizer
-        now = group_values(optimizer)
-        set_group_values(optimizer, pending.before)
-        if pending.undo is not None:
-            pending.undo()
-        if norm is not None:
-            clip_gradients(pending.gradients.values(), pending.max_norm, norm)
-            waiting = {p: p.grad for p in pending.gradients}
-            for parameter, gradient in pending.gradients.items():
-                parameter.grad = gradient
-            with torch.enable_grad():
-                self.owner.step()
-            self._share_due = self.owner.is_shared
-            for parameter, old in waiting.items():
-                parameter.grad = old
-        set_group_values(optimizer, changed_values(now, pending.after))
 
     def _note(self, verdict: Verdict) -> None:
         skips = verdict.outcome is Outcome.SKIP
@@ -364,8 +314,3 @@ class OptimisticStep:
 
     def _gradients(self) -> dict[nn.Parameter, Tensor]:
         return {p: p.grad for p in self._parameters() if p.grad is not None}
-
-    def _prepare_undo(self, gradients: dict[nn.Parameter, Tensor]) -> Callable[[], None]:
-        if self.rollback is Rollback.INPLACE:
-            return Inversion.prepare(self.owner.optimizer, gradients).restore
-        return Snapshot.take(self.owner.optimizer, gradients, self.on_host).restore

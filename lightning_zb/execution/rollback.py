@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum, unique
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,20 @@ from torch import Tensor, nn
 
 Gradients = Mapping[nn.Parameter, Tensor]
 
-_OUT_OF_PROPORTION = 1e3  # Adam's second moment is lost from about 1e4 times a gradient's history
+
+@unique
+class Rollback(str, Enum):
+    """How a step is undone."""
+
+    EXACT = "exact"
+    INPLACE = "inplace"
+
+
+def prepare_undo(rollback: Rollback, optimizer: torch.optim.Optimizer, gradients: Gradients) -> Callable[[], None]:
+    """What undoes the step that the optimizer is about to take with these gradients."""
+    if rollback is Rollback.INPLACE:
+        return Inversion.prepare(optimizer, gradients).restore
+    return Snapshot.take(optimizer, gradients).restore
 
 
 # -- exact ---------------------------------------------------------------------------------------------------------
@@ -35,22 +49,18 @@ class Snapshot:
 
     @classmethod
     @torch.no_grad()
-    def take(cls, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], on_host: bool = False) -> Snapshot:
+    def take(cls, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> Snapshot:
         """Copy what a step will change.
 
         Args:
             optimizer: the optimizer about to step.
             parameters: the parameters with a gradient on this device.
-            on_host: keep the copies in pinned host memory.
         """
         parameters = list(parameters)
         return cls(
             optimizer,
-            {p: _copied(p.detach(), on_host) for p in parameters},
-            {
-                p: {k: _copied(v, on_host) for k, v in optimizer.state[p].items()} if p in optimizer.state else None
-                for p in parameters
-            },
+            {p: p.detach().clone() for p in parameters},
+            {p: {k: _copied(v) for k, v in optimizer.state[p].items()} if p in optimizer.state else None for p in parameters},
         )
 
     @torch.no_grad()
@@ -72,15 +82,14 @@ class Snapshot:
                     state[key] = old
 
 
-def _copied(value: Any, on_host: bool) -> Any:
-    if not isinstance(value, Tensor):
-        return copy.deepcopy(value)
-    if on_host and value.is_cuda:
-        return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-    return value.detach().clone()
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 # -- in place ------------------------------------------------------------------------------------------------------
+
+_OUT_OF_PROPORTION = 1e3
+"""Adam's second moment is lost from about 1e4 times a gradient's history."""
 
 
 @dataclass(frozen=True, slots=True)

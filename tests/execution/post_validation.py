@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from lightning_zb.execution.host_copy import copy_to_host
 from lightning_zb.execution.lowering import lower, lower_forward
-from lightning_zb.execution.optimistic_step import OptimisticStep, Rollback
+from lightning_zb.execution.optimistic_step import OptimisticStep
+from lightning_zb.execution.rollback import Rollback
 from lightning_zb.execution.step_mode import ModeSwitch
 from lightning_zb.execution.validation import ValidationChain
 from lightning_zb.planning.placement import Placement
