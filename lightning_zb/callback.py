@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum, unique
@@ -18,9 +17,10 @@ from lightning_zb.deliberation import Deliberation
 from lightning_zb.drift import find_drift
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
+from lightning_zb.planning.budget import MemoryBudget
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import ENOUGH, Decision, LoggedDecision, Replan, decide, go_back, repriced
+from lightning_zb.replanning import ENOUGH, Decision, LoggedDecision, Replan, Terms, decide, go_back, repriced
 
 
 @unique
@@ -96,8 +96,7 @@ class ZeroBubbleCallback(pl.Callback):
         self._priced: Plan | None = None  # on rank 0 the running plan with the costs measured last
         self._replaced: tuple[Plan, Profile] | None = None  # on rank 0 the plan before this one, and what it was measured to do
         self._recent: deque[float] = deque(maxlen=50)
-        self._peak_bytes = 0.0
-        self._has_exceeded = False
+        self._memory = device_memory.MemoryWatch()
 
     @property
     def replan(self) -> Replan:
@@ -153,7 +152,7 @@ class ZeroBubbleCallback(pl.Callback):
             return
         pipeline.switch(state.plan)
         self._measured_plan, self.profile = state.plan, state.profile if trainer.is_global_zero else None
-        self._peak_bytes = max(state.plan.predicted.peak_bytes if state.profile is None else state.profile.peak_bytes)
+        self._memory.peak_bytes = max(state.plan.predicted.peak_bytes if state.profile is None else state.profile.peak_bytes)
         self.decisions, self.num_drifts = list(state.decisions), state.num_drifts
         self._next_check = self.check_every
         rank_zero_info(f"zero_bubble: goes on with the checkpoint's plan, {state.plan.planner.name}, and its measured costs")
@@ -175,7 +174,7 @@ class ZeroBubbleCallback(pl.Callback):
             return
         pipeline: Pipeline = strategy.pipeline
         self._num_steps += 1
-        self._watch_memory(pipeline)
+        self._memory.look(pipeline)
         if self._window is None:
             self._recent.append(pipeline.last_step_seconds)
         else:
@@ -186,7 +185,8 @@ class ZeroBubbleCallback(pl.Callback):
             decision = self._deliberation.end_step()
             if decision is not None:
                 self._carry_out(trainer, pipeline, decision)
-        self._log_metrics(trainer, pipeline)
+        if trainer.is_global_zero:
+            reporting.log(trainer, self._num_steps, pipeline, self._measured_plan, self._recent, self._memory.peak_bytes)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         pipeline: Pipeline = trainer.strategy.pipeline  # type: ignore[attr-defined]
@@ -232,7 +232,6 @@ class ZeroBubbleCallback(pl.Callback):
     def _close_window(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
         """Gather, and do what the window was for; the next steps may be measured too."""
         assert self._window is not None
-        strategy: Any = trainer.strategy
         gathered = self._window.gather()
         profile = gathered if trainer.is_global_zero else None  # replicas run one plan, made from what the first measured
         self._window = None
@@ -244,36 +243,49 @@ class ZeroBubbleCallback(pl.Callback):
             return
         self.profile = profile
         if self._purpose is _Purpose.VERIFY:
-            if profile is not None and profile.timeline is not None:
+            self._verify(trainer, pipeline)
+        else:
+            self._deliberate(trainer, pipeline)
+
+    def _verify(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
+        """Say how the new plan does; one that does worse than the one before is given up."""
+        profile = self.profile
+        if profile is not None:
+            if profile.timeline is not None:
                 took, predicted = profile.timeline.makespan, pipeline.plan.predicted.makespan
                 rank_zero_info(
                     f"zero_bubble, step {trainer.global_step}: a step takes {took:.4g} s, {predicted:.4g} s were predicted"
                 )
-            self._check_memory(pipeline.plan)
-            if not self._has_gone_back(trainer, pipeline):
-                self._report(trainer, pipeline.plan)
-            return
+            self._memory.compare(pipeline.plan, profile.peak_bytes)
+        if not self._has_gone_back(trainer, pipeline):
+            self._report(trainer, pipeline.plan)
+
+    def _deliberate(self, trainer: Any, pipeline: Pipeline) -> None:
+        """Price the running plan with what was measured, and let rank 0 look for a better one."""
+        profile = self.profile
         budget = device_memory.settled_budget(pipeline, profile)
         think = None
         if profile is not None:
             assert profile.costs is not None
             self._priced = repriced(pipeline.plan, profile.costs, budget)
-            self._check_memory(self._priced)
-            think = partial(
-                decide,
-                pipeline.plan,
-                profile.costs,
-                self.replan,
-                pipeline.request.schedule,
-                budget,
-                self.min_gain,
-                profile.joins_ends,
-                self.plan_seconds,
-                pipeline.ending is not None and pipeline.ending.may_run_ahead,
-                pipeline.request.constraints,
-                ENOUGH if pipeline.request.memory_budget is None else None,
-            )
-        self._deliberation = Deliberation(think, strategy.everyone, waits=not self.background)
+            self._memory.compare(self._priced, profile.peak_bytes)
+            think = partial(decide, pipeline.plan, profile.costs, self._terms(pipeline, profile, budget))
+        self._deliberation = Deliberation(think, trainer.strategy.everyone, waits=not self.background)
+
+    def _terms(self, pipeline: Pipeline, profile: Profile, budget: MemoryBudget) -> Terms:
+        """What a new plan may change and must keep to."""
+        request = pipeline.request
+        return Terms(
+            replan=self.replan,
+            schedule=request.schedule,
+            budget=budget,
+            most=ENOUGH if request.memory_budget is None else None,
+            constraints=request.constraints,
+            joins_ends=profile.joins_ends,
+            runs_ahead=pipeline.ending is not None and pipeline.ending.may_run_ahead,
+            min_gain=self.min_gain,
+            seconds=self.plan_seconds,
+        )
 
     def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
         """Run the plan that was decided on from the next step on."""
@@ -324,34 +336,6 @@ class ZeroBubbleCallback(pl.Callback):
         drift = trainer.strategy.broadcast(drift)
         self.num_drifts += drift is not None
         return drift is not None
-
-    # -- memory ----------------------------------------------------------------------------------------------------
-
-    def _check_memory(self, plan: Plan) -> None:
-        """Compare the peaks measured last with the limit of the plan that ran; too much is reported at once."""
-        if self.profile is not None:
-            self._peak_bytes = max(self.profile.peak_bytes)
-            for sentence in device_memory.held_too_much(plan, self.profile.peak_bytes):
-                rank_zero_warn(sentence)
-
-    def _watch_memory(self, pipeline: Pipeline) -> None:
-        """Report once, on the rank it happens, that a device has allocated more than the size it was given."""
-        sentence = None if self._has_exceeded else device_memory.excess(pipeline)
-        if sentence is not None:
-            self._has_exceeded = True
-            warnings.warn(sentence, stacklevel=2)
-
-    # -- reports ---------------------------------------------------------------------------------------------------
-
-    def _log_metrics(self, trainer: Any, pipeline: Pipeline) -> None:
-        """Log what rank 0 sees; no exchange with others."""
-        if not trainer.is_global_zero or not trainer.loggers:
-            return
-        if self._num_steps % max(1, trainer.log_every_n_steps // max(1, trainer.accumulate_grad_batches)):
-            return
-        metrics = reporting.figures(pipeline, self._measured_plan, self._recent, self._peak_bytes)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def _report(self, trainer: Any, plan: Plan) -> None:
         """Write down what was measured beside what was planned; called on every rank."""

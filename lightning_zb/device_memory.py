@@ -1,12 +1,14 @@
-"""Memory budgets at run time: what a device has left where no budget was given."""
+"""Memory at run time: what a device has left where no budget was given, and whether it holds more than it may."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, transient_bytes, workspace_bytes
@@ -65,6 +67,33 @@ def held_too_much(plan: Plan, peak_bytes: Sequence[float]) -> Iterator[str]:
                 f"more than {size} that its memory budget leaves{beside}; "
                 f"predicted were {format_bytes(plan.predicted.peak_bytes[device])}"
             )
+
+
+class MemoryWatch:
+    """Says at once where devices hold more than they were given."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0.0
+        """Activation bytes that the fullest device held at its peak, as measured last."""
+        self._has_exceeded = False
+
+    def compare(self, plan: Plan, peak_bytes: Sequence[float]) -> None:
+        """Hold measured peaks against the limits of the plan that ran.
+
+        Args:
+            plan: what ran.
+            peak_bytes: by device the activation bytes measured at their peak.
+        """
+        self.peak_bytes = max(peak_bytes)
+        for sentence in held_too_much(plan, peak_bytes):
+            rank_zero_warn(sentence)
+
+    def look(self, pipeline: Pipeline) -> None:
+        """Report once, on the rank it happens, that this process's device has allocated more than the size it was given."""
+        sentence = None if self._has_exceeded else excess(pipeline)
+        if sentence is not None:
+            self._has_exceeded = True
+            warnings.warn(sentence, stacklevel=2)
 
 
 def settled_budget(pipeline: Pipeline, profile: Profile | None) -> MemoryBudget:

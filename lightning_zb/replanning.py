@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, unique
 
@@ -32,6 +32,35 @@ class Replan(str, Enum):
     ORDER = "order"
     PARTITION = "partition"
     PLACEMENT = "placement"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a new plan may change and must keep to, and when it is worth it.
+
+    Args:
+        replan: what may change.
+        schedule: the name that was asked for; the plan file's own where a file was.
+        budget: activation memory of each device.
+        most: how much of the budget, as a multiple, a search may use; None for all of it.
+        constraints: that cuts keep to.
+        joins_ends: whether only placements with first and last chunk on one device will do.
+        runs_ahead: whether devices begin a step before the others have ended the one before, so that the period counts
+            instead of the makespan.
+        min_gain: the share of a step's time that a new plan must save.
+        seconds: for all of it but what an installation's first search compiles; schedules that search share what is left,
+            and no further one is tried once it is over.
+    """
+
+    replan: Replan
+    schedule: str
+    budget: MemoryBudget = None
+    most: float | None = None
+    constraints: Constraints | None = None
+    joins_ends: bool = False
+    runs_ahead: bool = False
+    min_gain: float = 0.01
+    seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +99,8 @@ def repriced(plan: Plan, costs: CostModel, budget: MemoryBudget) -> Plan:
         budget: activation memory asked for; None for no limit.
     """
     predicted = predict(plan.schedule, plan.placement, costs.chunks(plan.partition), costs)
-    limits = None
-    if budget is not None:
-        limits = activation_limits(budget, costs, plan.partition, plan.placement)
-    return replace(plan, costs=costs, predicted=predicted, memory_limit=limits)
+    priced = replace(plan, costs=costs, predicted=predicted)
+    return replace(priced, memory_limit=_limits(budget, priced))
 
 
 def step_seconds(runs_ahead: bool) -> Callable[[Plan], float]:
@@ -85,64 +112,30 @@ def step_seconds(runs_ahead: bool) -> Callable[[Plan], float]:
     return lambda plan: plan.predicted.period if runs_ahead else plan.predicted.makespan
 
 
-def decide(
-    running: Plan,
-    costs: CostModel,
-    replan: Replan,
-    schedule: str,
-    budget: MemoryBudget = None,
-    min_gain: float = 0.01,
-    joins_ends: bool = False,
-    seconds: float = 10.0,
-    runs_ahead: bool = False,
-    constraints: Constraints | None = None,
-    most: float | None = None,
-) -> Decision:
+def decide(running: Plan, costs: CostModel, terms: Terms) -> Decision:
     """Plan with measured costs and compare.
 
     Args:
         running: what runs, whatever costs it was made for.
         costs: measured.
-        replan: what may change.
-        schedule: the name that was asked for; the plan file's own where a file was.
-        budget: activation memory of each device.
-        min_gain: the share of a step's time that a new plan must save.
-        joins_ends: whether only placements with first and last chunk on one device will do.
-        seconds: for all of it but what an installation's first search compiles; schedules that search share what is left,
-            and no further one is tried once it is over.
-        runs_ahead: whether devices begin a step before the others have ended the one before, so that the period counts
-            instead of the makespan.
-        constraints: that cuts keep to.
-        most: how much of the budget, as a multiple, a search may use; None for all of it.
+        terms: what a new plan may change and must keep to.
     """
-    if replan is Replan.PLACEMENT:
+    if terms.replan is Replan.PLACEMENT:
         compile_search()
     started = time.perf_counter()
-    figure = step_seconds(runs_ahead)
-    deadline = started + seconds
-    decision = _decide(running, costs, replan, schedule, budget, min_gain, joins_ends, deadline, figure, constraints, most)
+    now = repriced(running, costs, terms.budget)
+    best, refusals = _find_best(now, terms, deadline=started + terms.seconds)
+    decision = _weigh(now, best, refusals, terms)
     return replace(decision, seconds=time.perf_counter() - started)
 
 
-def _decide(
-    running: Plan,
-    costs: CostModel,
-    replan: Replan,
-    schedule: str,
-    budget: MemoryBudget,
-    min_gain: float,
-    joins_ends: bool,
-    deadline: float,
-    figure: Callable[[Plan], float],
-    constraints: Constraints | None,
-    most: float | None,
-) -> Decision:
-    rules = read_constraints(constraints, costs)
-    now = repriced(running, costs, budget)
-    over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
+def _find_best(now: Plan, terms: Terms, deadline: float) -> tuple[Plan | None, list[str]]:
+    """The fastest of all plans that may take the running one's place, and why there are not more of them."""
+    costs, figure = now.costs, step_seconds(terms.runs_ahead)
+    rules = read_constraints(terms.constraints, costs)
     best: Plan | None = None
-    refusals = []
-    candidates = list(_candidates(now, replan, schedule))
+    refusals: list[str] = []
+    candidates = list(_candidates(now, terms))
     searches = sum(isinstance(find_schedule(name), SearchSpec) for name, *_ in candidates)
     for name, partition, keeps_placement in candidates:
         left = deadline - time.perf_counter()
@@ -150,39 +143,52 @@ def _decide(
             refusals.append("the time for planning is over")
             break
         options: dict[str, object] = {}
-        room = budget
+        room = terms.budget
         if isinstance(find_schedule(name), SearchSpec):
-            room = _at_most(budget, most)
+            room = _at_most(terms.budget, terms.most)
             options["seconds"] = left / searches
             searches -= 1
-            if constraints and partition is None:
-                options["constraints"] = constraints
+            if terms.constraints and partition is None:
+                options["constraints"] = terms.constraints
         placement = now.placement if keeps_placement else None
         try:
             plan = make_plan(costs, now.num_devices, now.num_microbatches, name, room, partition, placement, **options)
         except ValueError as error:
             refusals.append(str(error))
             continue
-        if joins_ends and plan.placement.devices[0] != plan.placement.devices[-1]:
+        if terms.joins_ends and plan.placement.devices[0] != plan.placement.devices[-1]:
             continue
         if not rules.allows(plan.partition):
             continue
-        if room is not budget:
-            limits = None if budget is None else activation_limits(budget, costs, plan.partition, plan.placement)
-            plan = replace(plan, memory_limit=limits)
+        if room is not terms.budget:
+            plan = replace(plan, memory_limit=_limits(terms.budget, plan))
         if best is None or figure(plan) < figure(best):
             best = plan
+    return best, refusals
+
+
+def _weigh(now: Plan, best: Plan | None, refusals: Sequence[str], terms: Terms) -> Decision:
+    """Whether the best plan is worth changing to, and why."""
     if best is None:
-        why = "re-planning is off" if replan is Replan.OFF else refusals[0] if refusals else f"{schedule} has one order only"
+        why = refusals[0] if refusals else f"{terms.schedule} has one order only"
+        if terms.replan is Replan.OFF:
+            why = "re-planning is off"
         return Decision(now, "nothing", f"{why}; the running plan stays")
+    figure = step_seconds(terms.runs_ahead)
     gain = 1 - figure(best) / figure(now)
-    if not over and gain < min_gain:
+    over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
+    if not over and gain < terms.min_gain:
         found = f"{best.planner.name} would save {100 * gain:.1f} % of a step" if gain > 0 else "nothing faster was found"
         found += "".join(f"; not possible: {refusal}" for refusal in dict.fromkeys(refusals))
         return Decision(now, "nothing", f"{found}; the running plan stays")
     what = changed(now, best)
     why = "the running plan exceeds the memory limit" if over else f"saves {100 * gain:.1f} % of a step by prediction"
     return Decision(best, what, f"{best.planner.name}, new {what}: {why}")
+
+
+def _limits(budget: MemoryBudget, plan: Plan) -> tuple[float, ...] | None:
+    """What a budget leaves each device for activations; None where there is none."""
+    return None if budget is None else activation_limits(budget, plan.costs, plan.partition, plan.placement)
 
 
 def _at_most(budget: MemoryBudget, most: float | None) -> MemoryBudget:
@@ -214,8 +220,9 @@ def changed(old: Plan, new: Plan) -> str:
     return "partition" if new.partition != old.partition else "order"
 
 
-def _candidates(now: Plan, replan: Replan, schedule: str) -> Iterator[tuple[str, PartitionSpec | None, bool]]:
+def _candidates(now: Plan, terms: Terms) -> Iterator[tuple[str, PartitionSpec | None, bool]]:
     """Schedule name, partition (None: the schedule's choice), and whether the running placement is kept."""
+    replan, schedule = terms.replan, terms.schedule
     counts = tuple(len(chunk) for chunk in now.partition.chunks)
     name = _orderer(schedule, now.planner.name)
     if replan is Replan.OFF:

@@ -22,6 +22,23 @@ def runs_ahead(pipeline: Pipeline) -> bool:
     return pipeline.ending is not None and pipeline.ending.runs_ahead
 
 
+def log(
+    trainer: Any, num_steps: int, pipeline: Pipeline, plan: Plan | None, step_times: Sequence[float], peak_bytes: float
+) -> None:
+    """Give the loggers what rank 0 sees, every so many steps; no exchange with others.
+
+    Args:
+        trainer: has the loggers, and says how often.
+        num_steps: steps so far.
+        pipeline: see `figures`, as for the rest.
+    """
+    if not trainer.loggers or num_steps % max(1, trainer.log_every_n_steps // max(1, trainer.accumulate_grad_batches)):
+        return
+    found = figures(pipeline, plan, step_times, peak_bytes)
+    for logger in trainer.loggers:
+        logger.log_metrics(found, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
 def figures(pipeline: Pipeline, plan: Plan | None, step_times: Sequence[float], peak_bytes: float) -> dict[str, float]:
     """The figures that loggers get, of what rank 0 sees and of what came to it with verdicts; no exchange of their own.
 

@@ -6,10 +6,17 @@ import time
 
 import pytest
 
+from lightning_zb import replanning
 from lightning_zb.drift import find_drift
+from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.replanning import Replan, decide, step_seconds
+from lightning_zb.replanning import Decision, Replan, Terms, step_seconds
 from tests.lightning.known_costs import EQUAL, UNEQUAL
+
+
+def decide(running: Plan, costs: CostModel, replan: Replan, schedule: str, budget=None, **terms) -> Decision:
+    return replanning.decide(running, costs, Terms(replan=replan, schedule=schedule, budget=budget, **terms))
 
 
 @pytest.mark.parametrize(
