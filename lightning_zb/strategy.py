@@ -32,6 +32,7 @@ from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.budget import check_budget
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replicas import BroadcastLoader, share_out
+from lightning_zb.step_gradients import StepGradients
 from lightning_zb.stepping import PostValidation, StepRules
 
 
@@ -134,7 +135,7 @@ class ZeroBubbleStrategy(CheckpointedPipeline):
         self._pipeline: Pipeline | None = None
         self._deferred: DeferredInit | None = None
         self._queue: list[tuple[Any, ...]] = []
-        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self._gradients = StepGradients()
 
     # -- what the user reads ---------------------------------------------------------------------------------------
 
@@ -301,13 +302,8 @@ class ZeroBubbleStrategy(CheckpointedPipeline):
         if trainer.fit_loop._should_accumulate():
             return torch.zeros((), device=self.root_device)
         microbatches, self._queue = self._queue, []
-        # Lightning zeroes gradients between this call and backward: what is there now waits for that outside the
-        # schedule, what the schedule computes is hidden from it
-        before = _take_gradients(self.lightning_module)
-        output = self.pipeline.training_step(microbatches, self.precision_plugin.train_step_context)
-        self._gradients = _take_gradients(self.lightning_module)
-        for p, gradient in before:
-            p.grad = gradient
+        with self._gradients.computing(self.lightning_module):
+            output = self.pipeline.training_step(microbatches, self.precision_plugin.train_step_context)
         return torch.zeros((), device=self.root_device) if output is None else output
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -315,9 +311,7 @@ class ZeroBubbleStrategy(CheckpointedPipeline):
         assert self.lightning_module is not None
         self.pre_backward(closure_loss)
         closure_loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
-        for p, gradient in self._gradients:
-            p.grad = gradient if p.grad is None else p.grad + gradient
-        self._gradients = []
+        self._gradients.enter()
         closure_loss = self.precision_plugin.post_backward(closure_loss, self.lightning_module)
         self.post_backward(closure_loss)
         return closure_loss
@@ -361,11 +355,3 @@ class ZeroBubbleStrategy(CheckpointedPipeline):
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         arguments = (*args, *kwargs.values())
         return self.pipeline.evaluate("predict_step", arguments, self.precision_plugin.predict_step_context)
-
-
-def _take_gradients(module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-    """The gradients of a module, taken off its parameters."""
-    taken = [(p, p.grad) for p in module.parameters() if p.grad is not None]
-    for p, _ in taken:
-        p.grad = None
-    return taken
