@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from lightning_zb.cli.problem import strongest_bound, value_of
 from lightning_zb.cli.text import byte_unit, duration, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
-from lightning_zb.planning.budget import constant_bytes
+from lightning_zb.planning.performance import device_performance
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.timeline import overlapped_seconds, simulate
 from lightning_zb.planning.worlds import World
+from lightning_zb.report.picture import planned_timeline
 
 
 def headline(plan: Plan) -> str:
@@ -45,33 +45,29 @@ def gap(value: float, bound: float) -> str:
 
 
 def devices(plan: Plan) -> str:
-    """Times and bytes of each device (T_d, BubbleTime, OverlapTime, A_d and G_d of the second paper)."""
-    chunk_costs = plan.costs.chunks(plan.partition)
-    timeline = simulate(plan.schedule, plan.placement, chunk_costs, plan.costs)
-    overlap = overlapped_seconds(timeline, plan.placement, chunk_costs, plan.costs)
-    states = constant_bytes(plan.costs, plan.partition, plan.placement)
-    peaks = plan.predicted.peak_bytes
-    second, time_name = time_unit(timeline.spans)
-    byte, byte_name = byte_unit((*peaks, *states))
+    """Times and bytes of each device; see `device_performance`."""
+    found = device_performance(plan)
+    second, time_name = time_unit(d.runtime for d in found)
+    byte, byte_name = byte_unit(size for d in found for size in (d.activation_bytes, d.constant_bytes))
     header = ["device", "chunks", f"span ({time_name})", "busy", "bubble", "overlap", f"peak ({byte_name})", "limit",
               "gradients", "states"]  # fmt: skip
+    timeline = planned_timeline(plan)
     reduced = timeline.reductions
     if reduced:
         header[6:6] = ["reduction", "after work"]
     rows = []
-    for d in range(plan.num_devices):
-        own = plan.placement.chunks_of(d)
+    for d, device in enumerate(found):
         limit = None if plan.memory_limit is None or plan.memory_limit[d] == float("inf") else plan.memory_limit[d]
-        times = (timeline.spans[d], timeline.busy[d], timeline.spans[d] - timeline.busy[d], overlap[d])
+        times = (device.runtime, device.computation, device.runtime - device.computation, device.overlap)
         rows.append(
             [
                 str(d),
-                ",".join(map(str, own)),
+                ",".join(map(str, plan.placement.chunks_of(d))),
                 *(f"{t / second:.2f}" for t in times),
-                f"{peaks[d] / byte:.3f}",
+                f"{device.activation_bytes / byte:.3f}",
                 "none" if limit is None else f"{limit / byte:.3f}",
-                f"{sum(chunk_costs[c].parameter_bytes for c in own) / byte:.3f}",
-                f"{states[d] / byte:.3f}",
+                f"{device.gradient_bytes / byte:.3f}",
+                f"{device.constant_bytes / byte:.3f}",
             ]
         )
         if reduced:

@@ -24,7 +24,6 @@ class StepRunner:
         interception: of its layers.
         windows: of all chunks, in model order.
         chunks: the chunks of this device.
-        context: what each F runs in, the precision plugin's forward context.
     """
 
     def __init__(
@@ -33,13 +32,12 @@ class StepRunner:
         interception: Interception,
         windows: Sequence[Window],
         chunks: Sequence[int],
-        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._module = module
         self._interception = interception
         self._windows = tuple(windows)
         self._chunks = tuple(chunks)
-        self._context = context
+        self._context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._method = "training_step"
         self._microbatches: Sequence[tuple[Any, ...]] = ()
         self._step = 0
@@ -62,7 +60,7 @@ class StepRunner:
         step: int,
         method: str = "training_step",
         divisor: int | None = 1,
-        context: Callable[[], AbstractContextManager[Any]] | None = None,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """Set the microbatches of the next step; what the step before left is dropped.
 
@@ -72,11 +70,10 @@ class StepRunner:
             method: name of the step method.
             divisor: what losses are divided by, accumulate_grad_batches; None in evaluation, where the last chunk
                 returns what the step method returns.
-            context: what each F runs in, instead of the one given at construction.
+            context: what each F runs in: the precision plugin's forward context.
         """
         self._microbatches, self._step, self._method, self._divisor = microbatches, step, method, divisor
-        if context is not None:
-            self._context = context
+        self._context = context
         self.losses, self.outputs = {}, {}
 
     def forward(self, chunk: int, microbatch: int, received: Any) -> Any:
@@ -101,11 +98,8 @@ class StepRunner:
             except Exception:
                 if not running.ended:  # else user code failed on the unwinding itself; the output is complete
                     raise
-            if not window.is_last:
-                running.check_complete()
-                return running.output
             running.check_complete()
-        return self._finish(microbatch, result)
+        return self._finish(microbatch, result) if window.is_last else running.output
 
     def signature(self, microbatch: int) -> Hashable:
         """The step method, and shapes and dtypes of the microbatch's tensors."""

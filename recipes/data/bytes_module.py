@@ -1,4 +1,4 @@
-"""A Lightning data module that cuts text into windows of bytes."""
+"""A Lightning data module that cuts text into windows of bytes: a token is a byte, and there are no special tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from recipes.data.corpus import Corpus
-
-VOCABULARY_SIZE = 256
-"""A token is a byte; there are no special tokens."""
 
 
 class Windows(Dataset[dict[str, Tensor]]):
