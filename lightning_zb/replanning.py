@@ -15,7 +15,7 @@ from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
-from lightning_zb.planning.timeline import predict
+from lightning_zb.planning.timeline import predict_with
 
 _WORSE = 0.05
 """Share by which a step must take longer than before for a new plan to be given up; steps vary by less."""
@@ -98,8 +98,7 @@ def repriced(plan: Plan, costs: CostModel, budget: MemoryBudget) -> Plan:
         costs: measured.
         budget: activation memory asked for; None for no limit.
     """
-    predicted = predict(plan.schedule, plan.placement, costs.chunks(plan.partition), costs)
-    priced = replace(plan, costs=costs, predicted=predicted)
+    priced = replace(plan, costs=costs, predicted=predict_with(plan, costs))
     return replace(priced, memory_limit=_limits(budget, priced))
 
 

@@ -17,7 +17,7 @@ from lightning_zb.planning.layout_string import write_layout
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan, write_plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.timeline import predict
+from lightning_zb.planning.timeline import predict_with
 from lightning_zb.planning.torch_csv import to_csv
 from lightning_zb.planning.worlds import worlds
 from lightning_zb.report import chrome_trace, svg, terminal_grid, timeline_picture
@@ -67,7 +67,7 @@ def plan(arguments: argparse.Namespace) -> bool:
 def simulate(arguments: argparse.Namespace) -> bool:
     """Run a plan through the performance model; says so where the file promised something else."""
     written = _read(arguments.plan)
-    result = with_bound(_predicted_again(written))
+    result = with_bound(replace(written, predicted=predict_with(written, written.costs)))
     print(headline(result))
     print(figures(result))
     print()
@@ -126,8 +126,3 @@ def _read(path: Path) -> Plan:
     result = read_plan(path)
     check_devices(result.costs, result.num_devices, f"{path}: costs")
     return result
-
-
-def _predicted_again(written: Plan) -> Plan:
-    chunk_costs = written.costs.chunks(written.partition)
-    return replace(written, predicted=predict(written.schedule, written.placement, chunk_costs, written.costs))

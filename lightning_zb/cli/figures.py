@@ -9,8 +9,8 @@ from lightning_zb.cli.text import byte_unit, duration, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.performance import device_performance
 from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.timeline import planned_timeline
 from lightning_zb.planning.worlds import World
-from lightning_zb.report.picture import planned_timeline
 
 
 def headline(plan: Plan) -> str:

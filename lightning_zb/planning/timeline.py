@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_zb.planning.costs import ChunkCost, CostModel
 from lightning_zb.planning.placement import Placement
-from lightning_zb.planning.plan import Prediction
+from lightning_zb.planning.plan import Plan, Prediction
 from lightning_zb.planning.schedule import Pass, Schedule
 from lightning_zb.planning.simulation import PassTable, reductions, run_step, tabulate
 
@@ -240,6 +240,16 @@ def least_work(placement: Placement, chunk_costs: Sequence[ChunkCost], costs: Co
         for device in range(placement.num_devices)
         for own in [[chunk_costs[c] for c in placement.chunks_of(device)]]
     )
+
+
+def planned_timeline(plan: Plan) -> Timeline:
+    """When the plan's passes run by prediction."""
+    return simulate(plan.schedule, plan.placement, plan.costs.chunks(plan.partition), plan.costs)
+
+
+def predict_with(plan: Plan, costs: CostModel) -> Prediction:
+    """What the performance model expects of a plan with these costs, whatever it was made with."""
+    return predict(plan.schedule, plan.placement, costs.chunks(plan.partition), costs)
 
 
 def predict(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.timeline import Timeline
-from lightning_zb.report.picture import planned_timeline
+from lightning_zb.planning.timeline import Timeline, planned_timeline
 
 _IDLE = "."
 

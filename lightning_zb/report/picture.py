@@ -8,16 +8,11 @@ from typing import Any
 
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import PassKind
-from lightning_zb.planning.timeline import Timeline, memory_curves, simulate
+from lightning_zb.planning.timeline import Timeline, memory_curves, planned_timeline
 from lightning_zb.report.colours import COLOURS, rgb, shades
 
 _ROW_INCHES = 0.32
 _TEXT_COLOUR = "white"
-
-
-def planned_timeline(plan: Plan) -> Timeline:
-    """When the plan's passes run by prediction."""
-    return simulate(plan.schedule, plan.placement, plan.costs.chunks(plan.partition), plan.costs)
 
 
 def timeline_picture(plan: Plan, path: str | Path, measured: Timeline | None = None, peak_bytes: Any = ()) -> None:

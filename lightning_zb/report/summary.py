@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from lightning_zb.planning.budget import format_bytes
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.timeline import Timeline
-from lightning_zb.report.picture import planned_timeline
+from lightning_zb.planning.timeline import Timeline, planned_timeline
 from lightning_zb.report.trace import device_waits
 
 

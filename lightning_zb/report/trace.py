@@ -8,8 +8,7 @@ from typing import Any
 
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import Pass, PassKind
-from lightning_zb.planning.timeline import Interval, Timeline
-from lightning_zb.report.picture import planned_timeline
+from lightning_zb.planning.timeline import Interval, Timeline, planned_timeline
 
 _COMPUTE, _WAIT = 0, 1
 _NAMES = {PassKind.FORWARD: "thread_state_running", PassKind.BACKWARD_INPUT: "rail_response"}

@@ -28,7 +28,7 @@ from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import write_plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.timeline import Timeline, predict
+from lightning_zb.planning.timeline import Timeline, predict_with
 from recipes.benchmarks import emulated
 from recipes.benchmarks.emulated import WIDTH, EmulatedModule
 
@@ -128,7 +128,7 @@ def run(name: str, plan: Plan, directory: Path) -> Row | None:
         "measured_bytes": list(measure.profile.peak_bytes),
     }
     for which, costs in (("known", known), ("profiled", profiled)):
-        found = predict(plan.schedule, plan.placement, costs.chunks(plan.partition), costs)
+        found = predict_with(plan, costs)
         row[which] = {figure: getattr(found, figure) for figure in ("step_time", "makespan", "period")}
         row[f"{which}_bytes"] = list(found.peak_bytes)
     return row

@@ -26,7 +26,7 @@ import lightning as L
 import lightning_zb
 from lightning_zb.planning.costs import LayerCost
 from lightning_zb.planning.planfile import write_costs
-from lightning_zb.planning.timeline import predict
+from lightning_zb.planning.timeline import predict_with
 from recipes.benchmarks import emulated
 from recipes.benchmarks.emulated import EmulatedModule
 
@@ -110,7 +110,7 @@ def _run(row: _Row, args: argparse.Namespace) -> str | None:
     median, mean = (max(of(p) for p in periods) for of in (statistics.median, statistics.fmean))
     plan, seen = strategy.plan, measure.profile.costs
     known = plan.predicted
-    measured = predict(plan.schedule, plan.placement, seen.chunks(plan.partition), seen)
+    measured = predict_with(plan, seen)
     name = "makespan" if row.mode == "off" else "period"
     counts = {key: sum(counters[key] for _, _, counters in watch.everyone) for key in ("rollbacks", "redone_forwards")}
     cells = [

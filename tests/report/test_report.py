@@ -13,9 +13,8 @@ from lightning_zb import report
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.timeline import Timeline
+from lightning_zb.planning.timeline import Timeline, planned_timeline
 from lightning_zb.report.directory import write_report
-from lightning_zb.report.picture import planned_timeline
 from lightning_zb.report.trace import trace_events
 
 
