@@ -139,10 +139,8 @@ class ProfileWindow:
             self._counted = [recorder for recorder in self._running if isinstance(recorder, LayerRecorder)]
         else:
             self._timed.append((kind, self._running))
-            if self._pipeline.device.type == "cuda" and kind in (
-                StepKind.LAYERS,
-                StepKind.RUNNING,
-            ):  # which hold what is planned
+            holds_what_is_planned = kind in (StepKind.LAYERS, StepKind.RUNNING)
+            if self._pipeline.device.type == "cuda" and holds_what_is_planned:
                 grown = torch.cuda.max_memory_allocated(self._pipeline.device) - self._allocated_before
                 self._grown_peak = max(self._grown_peak, grown)
         self._running = []

@@ -9,17 +9,15 @@ import csv
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lightning_zb.cli.text import table
-from recipes.jobs import read_failure
-from recipes.summary import FILE_NAME, Summary, read_summary
+from recipes.sweep_jobs import Job, read_jobs
 
 TABLE_FILE_NAME = "sweep.csv"
 PICTURE_FILE_NAME = "sweep.png"
@@ -39,66 +37,6 @@ COLUMNS: tuple[str, ...] = (
 _OWN_COLUMNS = ("strategy.schedule", "strategy.memory_budget", "trainer.devices")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One job of a sweep.
-
-    Args:
-        name: of its folder, below the sweep's.
-        config: what it was asked to do.
-        overrides: what was said on the command line.
-        summary: what it achieved; None where it did not end well.
-        failure: why it did not; None where it did.
-    """
-
-    name: str
-    config: DictConfig
-    overrides: tuple[str, ...]
-    summary: Summary | None
-    failure: str | None
-
-    @property
-    def schedule(self) -> str:
-        """The schedule that was asked for; plain for Lightning's own strategy."""
-        return str(OmegaConf.select(self.config, "strategy.schedule", default="plain"))
-
-    @property
-    def memory_budget(self) -> Any:
-        """The budget that was asked for; None for what is left."""
-        return OmegaConf.select(self.config, "strategy.memory_budget")
-
-    @property
-    def devices(self) -> Any:
-        """The devices that were asked for; None where torchrun's or SLURM's variables said it: they are gone."""
-        trainer = self.config.trainer
-        return None if OmegaConf.is_interpolation(trainer, "devices") else trainer.devices
-
-
-def read_jobs(folder: Path) -> list[Job]:
-    """Read the jobs of a sweep from their folders, in the order in which they ran.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    names = [path.parents[1].relative_to(folder).as_posix() for path in folder.rglob(".hydra/config.yaml")]
-    if not names:
-        raise FileNotFoundError(f"no jobs in {folder}; give the folder of a sweep, as multirun/DATE/TIME")
-    return [_read_job(name, folder / name) for name in sorted(names, key=lambda name: (len(name), name))]  # 10 after 9
-
-
-def _read_job(name: str, folder: Path) -> Job:
-    config = OmegaConf.load(folder / ".hydra" / "config.yaml")
-    overrides = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "overrides.yaml"), resolve=False)
-    assert isinstance(config, DictConfig)
-    assert isinstance(overrides, list)
-    failure, summary = read_failure(folder), None
-    if failure is None and (folder / FILE_NAME).exists():
-        summary = read_summary(folder / FILE_NAME)
-    elif failure is None:
-        failure = "it did not end"
-    return Job(name, config, tuple(map(str, overrides)), summary, failure)
-
-
 def report(folder: Path) -> str:
     """Write a sweep's table and picture into its folder.
 
@@ -111,10 +49,9 @@ def report(folder: Path) -> str:
     jobs = read_jobs(folder)
     common = set.intersection(*(set(job.overrides) for job in jobs))
     rows = [_cells(job, common) for job in jobs]
-    header = COLUMNS
     with open(folder / TABLE_FILE_NAME, "w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-    lines = [table(header, rows, left=(0, 2, len(header) - 1)), f"written to {folder / TABLE_FILE_NAME}"]
+        csv.writer(file).writerows([COLUMNS, *rows])
+    lines = [table(COLUMNS, rows, left=(0, 2, len(COLUMNS) - 1)), f"written to {folder / TABLE_FILE_NAME}"]
     if not any(job.summary for job in jobs):
         lines.append("no picture: no job ended well")
     elif find_spec("matplotlib") is None:

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from recipes.jobs import FAILURE_FILE_NAME
 from recipes.summary import Summary
-from recipes.sweep import COLUMNS, PICTURE_FILE_NAME, TABLE_FILE_NAME, SweepReport, main, read_jobs, report
+from recipes.sweep import COLUMNS, PICTURE_FILE_NAME, TABLE_FILE_NAME, SweepReport, main, report
+from recipes.sweep_jobs import read_jobs
 from tests.recipes.test_summary import SUMMARY
 
 
