@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.placement import Partition, Placement
@@ -119,6 +119,22 @@ def infeasible(
     worst = max(range(len(needed)), key=lambda d: needed[d] + (constant[d] if isinstance(entries[d], str) else 0.0))
     form: MemoryBudget = smallest[worst] if single else smallest
     return InfeasibleBudget(f"{what} does not fit memory_budget={budget!r}; the smallest that fits is {form!r}", form, needed)
+
+
+def least_bytes(chunks: Iterable[tuple[float, float]]) -> float:
+    """The least activation bytes with which a device can run its chunks in any order.
+
+    All F of a microbatch on a device come before its first B there, so their M_B add up; a B then turns M_B into M_W,
+    which is freed at once. Running microbatches one after the other needs no more.
+
+    Args:
+        chunks: M_B and M_W of each of its chunks, in model order.
+    """
+    held = peak = 0.0
+    for activation, stash in chunks:
+        peak = max(peak, held + stash)
+        held += activation
+    return max(peak, held)
 
 
 def fits(needed: Sequence[float], limits: Sequence[float]) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from lightning_zb.planning.budget import least_bytes
 from lightning_zb.planning.costs import ChunkCost, CostModel
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.schedule import Pass, PassKind, Schedule
@@ -116,19 +117,11 @@ def build_instance(
 
 
 def minimum_memory(instance: Instance) -> list[float]:
-    """The smallest activation bytes of each device with which any order exists.
-
-    A device's last chunk runs F and B of microbatch 0 while all its earlier chunks still hold that microbatch, so this
-    much is necessary; running one microbatch at a time through the whole pipeline shows that it suffices.
-    """
-    least = []
-    for d in range(instance.num_devices):
-        held = peak = 0.0
-        for c in instance.chunks_of(d):
-            held += float(instance.activation[c])
-            peak = max(peak, held, held - float(instance.activation[c]) + float(instance.stash[c]))
-        least.append(peak)
-    return least
+    """The least activation bytes of each device with which any order exists; see `least_bytes`."""
+    return [
+        least_bytes((float(instance.activation[c]), float(instance.stash[c])) for c in instance.chunks_of(d))
+        for d in range(instance.num_devices)
+    ]
 
 
 def serial_order(instance: Instance) -> np.ndarray:

@@ -21,6 +21,7 @@ from enum import Enum, unique
 import numpy as np
 from numba import njit
 
+from lightning_zb.planning.budget import least_bytes
 from lightning_zb.planning.registry import Problem
 from lightning_zb.planning.simulation import Integers, PassTable
 
@@ -82,34 +83,24 @@ def rework(
 
 
 def smallest_limits(problem: Problem) -> tuple[float, ...]:
-    """For each device the least activation bytes with which any order exists: one microbatch at a time.
-
-    All F of a microbatch on a device come before its first B there, so their M_B add up; a B then turns M_B into M_W,
-    which is freed at once. Running microbatches one after the other needs no more.
-    """
-    result = []
-    for chunks in problem.placement.chunks_by_device():
-        held, peak = 0.0, 0.0
-        for chunk in chunks:
-            cost = problem.chunk_costs[chunk]
-            peak = max(peak, held + cost.weight_stash_bytes)
-            held += cost.activation_bytes
-        result.append(max(peak, held))
-    return tuple(result)
+    """For each device the least activation bytes with which any order exists; see `least_bytes`."""
+    costs = problem.chunk_costs
+    return tuple(
+        least_bytes((costs[c].activation_bytes, costs[c].weight_stash_bytes) for c in chunks)
+        for chunks in problem.placement.chunks_by_device()
+    )
 
 
 def order_offsets(problem: Problem) -> Integers:
     """Where each device's part of a flat order of F, B and W starts."""
-    placement, m = problem.placement, problem.num_microbatches
-    return np.cumsum([0] + [3 * m * len(placement.chunks_of(d)) for d in range(placement.num_devices)])
+    return np.cumsum([0] + [3 * problem.num_microbatches * len(own) for own in problem.placement.chunks_by_device()])
 
 
 def list_order(problem: Problem, choices: Choices, table: PassTable) -> tuple[Integers, Integers]:
     """One list schedule, as flat arrays (`PassTable.encode`)."""
-    placement, m = problem.placement, problem.num_microbatches
-    offsets = np.cumsum([0] + [3 * m * len(chunks) for chunks in placement.chunks_by_device()])
+    offsets = order_offsets(problem)
     lead = np.zeros(0, dtype=np.int64)
-    lead_lengths = np.zeros(placement.num_devices, dtype=np.int64)
+    lead_lengths = np.zeros(problem.placement.num_devices, dtype=np.int64)
     if choices.resolution:
         rounded = _list_schedule(
             problem, choices, _rounded(table, choices.resolution, choices.detour), offsets, lead, lead_lengths
