@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.planning.budget import MemoryBudget, format_bytes, parse_bytes, transient_bytes, workspace_bytes
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.registry import ScheduleSpec, find_schedule
+from lightning_zb.planning.registry import find_schedule
 from lightning_zb.profile_window import Profile
 
 RESERVE = 0.1
@@ -124,4 +124,4 @@ def _has_own_budget(pipeline: Pipeline) -> bool:
         spec = find_schedule(pipeline.request.schedule)
     except ValueError:  # a plan file
         return False
-    return isinstance(spec, ScheduleSpec) and spec.own_budget is not None
+    return spec.own_budget is not None

@@ -128,10 +128,9 @@ def _make(
         chosen, source = make(read_costs(request.costs), budget), f"costs from {request.costs}"
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
-        takes_budgets = isinstance(spec, SearchSpec) or spec.own_budget is None
         if searches and budget is None:
             chosen = make(costs, 1.0)  # what is left is known once bytes are
-        elif takes_budgets and (needs_bytes(budget) or (request.replan is not Replan.OFF and budget is not None)):
+        elif spec.own_budget is None and (needs_bytes(budget) or (request.replan is not Replan.OFF and budget is not None)):
             chosen = _cautious(partial(make, costs), budget)
             source += f", memory_budget={budget!r} counts in full once layers are measured"
         else:

@@ -14,7 +14,7 @@ from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
+from lightning_zb.planning.registry import SearchSpec, find_schedule
 from lightning_zb.planning.timeline import predict_with
 
 _WORSE = 0.05
@@ -244,5 +244,5 @@ def _orderer(*names: str) -> str | None:
             spec = find_schedule(name)
         except ValueError:  # a plan file, or a plan of another origin
             continue
-        return None if isinstance(spec, ScheduleSpec) and spec.fixed_order else name
+        return None if spec.fixed_order else name
     return "zb"

@@ -181,7 +181,7 @@ def _plan(name: str, case: Case, arguments: argparse.Namespace) -> Plan:
     if name in BASELINES:
         schedule, partition = BASELINES[name].schedule, BASELINES[name].partition
     spec = find_schedule(schedule)
-    own_budget = isinstance(spec, ScheduleSpec) and spec.own_budget is not None
+    own_budget = spec.own_budget is not None
     constraints = {} if isinstance(spec, ScheduleSpec) else constraints_of(arguments)
     plan = make_plan(
         case.costs,

@@ -21,7 +21,7 @@ from lightning_zb.planning.partitioning import make_partition
 from lightning_zb.planning.placement import Partition, Placement, cyclic, wave
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import assemble_plan
-from lightning_zb.planning.registry import PlanRequest, Problem, SearchSpec, find_schedule
+from lightning_zb.planning.registry import Problem, SearchRequest, SearchSpec, find_schedule
 from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.search import Searcher
 
@@ -148,7 +148,7 @@ def _offer_named(candidate: Candidate) -> None:
             searcher.offer(schedule)
 
 
-def plan_known_placements(request: PlanRequest) -> Plan:
+def plan_known_placements(request: SearchRequest) -> Plan:
     """Choose among the known placements, for the partition of the request."""
     options = dict(request.options)
     objective = Objective(options.pop("objective", Objective.STEP_TIME))
@@ -225,7 +225,7 @@ def new_candidate(
     return Candidate(name, partition, problem, searcher)
 
 
-def make_candidates(request: PlanRequest, seed: int, objective: Objective) -> list[Candidate]:
+def make_candidates(request: SearchRequest, seed: int, objective: Objective) -> list[Candidate]:
     """The placements of a request that its memory allows, each with its search.
 
     Raises:

@@ -16,7 +16,7 @@ from lightning_zb.planning.layout_string import is_layout, read_layout
 from lightning_zb.planning.partitioning import PartitionSpec, make_partition
 from lightning_zb.planning.placement import Partition, Placement
 from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus
-from lightning_zb.planning.registry import PlanRequest, Problem, ScheduleSpec, SearchSpec, find_schedule
+from lightning_zb.planning.registry import Problem, ScheduleSpec, SearchRequest, SearchSpec, find_schedule
 from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.timeline import memory_peaks, predict
 
@@ -72,14 +72,14 @@ def make_plan(
             raise ValueError(f"layout {partition!r} places its chunks itself; drop the placement {list(placement.devices)}")
         cut, placement = read_layout(partition, costs, num_devices)
         partition = [len(chunk) for chunk in cut.chunks]
-    request = PlanRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options))
+    request = SearchRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options))
     saves = any(c.backward is not None and c.backward < c.backward_input + c.backward_weight for c in costs.layers)
     if isinstance(spec, ScheduleSpec):
         return _plan_named(spec, request)
     return _shorter_of_split_and_whole(spec, request) if saves else spec.plan(request)
 
 
-def _shorter_of_split_and_whole(spec: SearchSpec, request: PlanRequest) -> Plan:
+def _shorter_of_split_and_whole(spec: SearchSpec, request: SearchRequest) -> Plan:
     """Order split backwards and then fuse, or order whole ones and then split: after a look at both whichever is faster."""
     started = time.perf_counter()
     figure = Objective(request.options.get("objective", Objective.STEP_TIME)).value
@@ -91,7 +91,7 @@ def _shorter_of_split_and_whole(spec: SearchSpec, request: PlanRequest) -> Plan:
     return replace(best, planner=replace(best.planner, seconds=time.perf_counter() - started))
 
 
-def _with_share(spec: SearchSpec, request: PlanRequest, share: float) -> PlanRequest:
+def _with_share(spec: SearchSpec, request: SearchRequest, share: float) -> SearchRequest:
     """The request with a share of its effort, whole units and one at least, and of the seconds it may take."""
     effort = int(request.options.get("effort", spec.default_effort))  # type: ignore[call-overload]
     options = {**request.options, "effort": min(effort, max(1, round(share * effort)))}
@@ -100,7 +100,7 @@ def _with_share(spec: SearchSpec, request: PlanRequest, share: float) -> PlanReq
     return replace(request, options=options)
 
 
-def _plan_whole(spec: SearchSpec, request: PlanRequest) -> Plan:
+def _plan_whole(spec: SearchSpec, request: SearchRequest) -> Plan:
     """Plan as if no backward could be split, then split those that it pays for."""
     whole = spec.plan(replace(request, costs=with_whole_backwards(request.costs)))
     limits = (float("inf"),) * request.num_devices if whole.memory_limit is None else whole.memory_limit
@@ -163,7 +163,7 @@ def assemble_plan(
     )
 
 
-def _plan_named(spec: ScheduleSpec, request: PlanRequest) -> Plan:
+def _plan_named(spec: ScheduleSpec, request: SearchRequest) -> Plan:
     started = time.perf_counter()
     costs, num_microbatches, placement = request.costs, request.num_microbatches, request.placement
     budget = _settle_budget(spec, request.memory_budget)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from lightning_zb.planning.costs import ChunkCost, CostModel
 from lightning_zb.planning.placement import Placement
@@ -73,7 +74,7 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
+class SearchRequest:
     """What `make_plan` was asked for, handed to a `SearchSpec` as it stands; see `make_plan` for the fields."""
 
     costs: CostModel
@@ -97,8 +98,11 @@ class SearchSpec:
         default_effort: what its option `effort` is where it is not given.
     """
 
+    own_budget: ClassVar[None] = None
+    fixed_order: ClassVar[bool] = False
+
     name: str
-    plan: Callable[[PlanRequest], Plan]
+    plan: Callable[[SearchRequest], Plan]
     assumption: str
     memory: str
     default_effort: int = 1

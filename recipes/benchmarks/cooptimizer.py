@@ -173,7 +173,7 @@ def _against_names(case: RandomCase, options: Row) -> Row:
     names = [name.replace("-N", f"-{v}") for name in known_schedules() for v in ((2, 4) if name.endswith("-N") else (0,))]
     found: dict[str, float] = {}
     for name in names:
-        if name == "auto" or getattr(find_schedule(name), "own_budget", None) is not None:
+        if name == "auto" or find_schedule(name).own_budget is not None:
             continue
         for partition in partitions:
             try:

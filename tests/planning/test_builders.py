@@ -17,8 +17,8 @@ from tests.planning import reference
 from tests.planning.paper import ROWS, unit_costs
 
 NAMES = [name.replace("-N", "-3") for name in known_schedules()]
-FIXED = [name for name in NAMES if getattr(find_schedule(name), "fixed_order", False)]
-LIMITED = [name for name in NAMES if getattr(find_schedule(name), "fixed_order", True) is False]
+FIXED = [name for name in NAMES if find_schedule(name).fixed_order]
+LIMITED = [name for name in NAMES if isinstance(find_schedule(name), ScheduleSpec) and name not in FIXED]
 SEARCHED = [name for name in NAMES if not isinstance(find_schedule(name), ScheduleSpec)]
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -199,5 +199,5 @@ def test_every_name_says_what_it_assumes_and_holds():
         spec = find_schedule(name.replace("-N", "-2"))
         assert spec.assumption
         assert spec.memory
-        if isinstance(spec, ScheduleSpec) and spec.own_budget is not None:
+        if spec.own_budget is not None:
             assert not spec.fixed_order

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lightning_zb.planning.auto import plan_known_placements
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.cooptimize.balancing import make_loads
@@ -11,12 +13,12 @@ from lightning_zb.planning.cooptimize.optimize import DEFAULT_EFFORT, cooptimize
 from lightning_zb.planning.cooptimize.starts import known_placements
 from lightning_zb.planning.partitioning import even
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.registry import PlanRequest, SearchSpec, register
+from lightning_zb.planning.registry import SearchRequest, SearchSpec, register
 
 _OPTIONS = ("objective", "effort", "seed", "seconds", "constraints")
 
 
-def _plan(request: PlanRequest) -> Plan:
+def _plan(request: SearchRequest) -> Plan:
     options = dict(request.options)
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
@@ -25,9 +27,9 @@ def _plan(request: PlanRequest) -> Plan:
     if request.partition is not None:
         if rules != CutRules():
             raise ValueError("constraints say how to cut the layers, and so does the partition; drop one of the two")
-        return plan_known_placements(PlanRequest(**{**_fields(request), "options": options}))
+        return plan_known_placements(replace(request, options=options))
     if rules == CutRules() and request.placement is None and _are_alike(request):
-        return plan_known_placements(PlanRequest(**{**_fields(request), "partition": "even", "options": options}))
+        return plan_known_placements(replace(request, partition="even", options=options))
     seconds = options.get("seconds")
     return cooptimize(
         request.costs,
@@ -43,11 +45,7 @@ def _plan(request: PlanRequest) -> Plan:
     )
 
 
-def _fields(request: PlanRequest) -> dict:
-    return {name: getattr(request, name) for name in PlanRequest.__dataclass_fields__}
-
-
-def _are_alike(request: PlanRequest) -> bool:
+def _are_alike(request: SearchRequest) -> bool:
     """Whether an even cut of some known placement leaves every device the same work and the same bytes."""
     costs, num_devices = request.costs, request.num_devices
     speeds = {costs.speed(d) for d in range(num_devices)}
