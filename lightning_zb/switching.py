@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from lightning_zb.execution.channels import Channels
 from lightning_zb.model.layers import LayerStack
-from lightning_zb.model.ownership import Ownership, outside_parameters, release, replace_parameters, updated_buffers
+from lightning_zb.model.ownership import Ownership, needed_parameters, release, replace_parameters, updated_buffers
 from lightning_zb.model.windows import Window
 
 
@@ -45,7 +45,7 @@ class Move:
 
 
 def needed_holding(module: nn.Module, stack: LayerStack, windows: Iterable[Window]) -> Holding:
-    """What a process needs for its chunks; the ends need everything outside the layers until they know who uses what.
+    """What a process needs for its chunks.
 
     Args:
         module: the LightningModule, its foreign parameters without memory.
@@ -53,10 +53,8 @@ def needed_holding(module: nn.Module, stack: LayerStack, windows: Iterable[Windo
         windows: of the process's chunks.
     """
     windows = tuple(windows)
-    keep = {id(p) for w in windows for layer in stack.modules[w.start : w.stop] for p in layer.parameters()}
-    if any(w.is_first or w.is_last for w in windows):
-        keep.update(id(p) for _, p in outside_parameters(module, stack))
-    names = frozenset(name for name, p in module.named_parameters() if id(p) in keep)
+    needed = needed_parameters(module, stack, windows)
+    names = frozenset(name for name, p in module.named_parameters() if id(p) in needed)
     return Holding(names, frozenset(), updated_buffers(module, stack, windows))
 
 

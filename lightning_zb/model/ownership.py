@@ -58,6 +58,15 @@ def outside_parameters(module: nn.Module, stack: LayerStack) -> list[tuple[str, 
     return [(name, p) for name, p in module.named_parameters() if id(p) not in inside]
 
 
+def needed_parameters(module: nn.Module, stack: LayerStack, windows: Iterable[Window]) -> set[int]:
+    """Ids of what a device with these chunks needs; the ends need all outside the layers until they know who uses what."""
+    windows = tuple(windows)
+    needed = {id(p) for w in windows for layer in stack.modules[w.start : w.stop] for p in layer.parameters()}
+    if any(w.is_first or w.is_last for w in windows):
+        needed.update(id(p) for _, p in outside_parameters(module, stack))
+    return needed
+
+
 def take_ownership(module: nn.Module, stack: LayerStack, windows: Iterable[Window]) -> Ownership:
     """Free what the chunks of this device do not use.
 
@@ -73,13 +82,9 @@ def take_ownership(module: nn.Module, stack: LayerStack, windows: Iterable[Windo
         What stays.
     """
     windows = tuple(windows)
-    own_layers = {i for w in windows for i in range(w.start, w.stop)}
-    holds_outside = any(w.is_first or w.is_last for w in windows)
     inside = {id(m) for layer in stack.modules for m in layer.modules()}
-    keep = {id(p) for i in own_layers for p in stack.modules[i].parameters()}
-    if holds_outside:
-        keep.update(id(p) for _, p in outside_parameters(module, stack))
-    own_modules = {id(m) for i in own_layers for m in stack.modules[i].modules()}
+    own_modules = {id(m) for w in windows for layer in stack.modules[w.start : w.stop] for m in layer.modules()}
+    keep = needed_parameters(module, stack, windows)
     memo: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # holds the originals too, so that ids stay unique
     for m in module.modules():
         contains_stack = id(m) not in inside and any(id(child) in inside for child in m.modules())
