@@ -16,8 +16,10 @@ import lightning as L
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_zb import ZeroBubbleCallback
+from lightning_zb.cli.text import table
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replanning import step_seconds
+from lightning_zb.reporting import runs_ahead
 from recipes.measurements import Measurements
 
 FILE_NAME = "summary.json"
@@ -145,8 +147,7 @@ def _bubble_rate(plan: Plan | None, measurements: Measurements) -> float:
 
 def _schedule_seconds(trainer: L.Trainer, plan: Plan) -> float:
     """What the plan promises of a step, as optimizer steps now end: with a barrier, or without."""
-    ending = trainer.strategy.pipeline.ending  # type: ignore[attr-defined]
-    return step_seconds(ending is not None and ending.runs_ahead)(plan)
+    return step_seconds(runs_ahead(trainer.strategy.pipeline))(plan)  # type: ignore[attr-defined]
 
 
 def read_summary(path: Path) -> Summary:
@@ -169,10 +170,8 @@ def read_summaries(folder: Path) -> list[Summary]:
 
 def format_table(summaries: Iterable[Summary]) -> str:
     """Lay summaries out as a table, one a line."""
-    rows = [HEADER, *(_cells(summary) for summary in summaries)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    header, *lines = table(HEADER, [_cells(summary) for summary in summaries], left=()).split("\n")
+    return "\n".join([header, "-" * len(header), *lines])
 
 
 def _cells(summary: Summary) -> tuple[str, ...]:
