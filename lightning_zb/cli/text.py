@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from lightning_zb.planning import budget
+
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
 def time_unit(seconds: Iterable[float]) -> tuple[float, str]:
     """The unit in which the largest of some times has two digits or more: its seconds and its name."""
-    return _unit(max(seconds, default=0.0) / 10, _TIMES)
+    longest = max(seconds, default=0.0)
+    return next((unit for unit in _TIMES if longest >= 10 * unit[0]), _TIMES[-1])
 
 
 def byte_unit(sizes: Iterable[float]) -> tuple[float, str]:
     """The unit in which the largest of some sizes is 1 or more: its bytes and its name."""
-    return _unit(max(sizes, default=0.0), _SIZES)
-
-
-def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    return next((unit for unit in units if largest >= unit[0]), units[-1])
+    return budget.byte_unit(max(sizes, default=0.0))
 
 
 def duration(seconds: float) -> str:
@@ -40,9 +38,9 @@ def runs(values: Sequence[str]) -> str:
     return " ".join(value if count == 1 else f"{count}x{value}" for value, count in counted)
 
 
-def as_option(budget: object) -> str:
+def as_option(value: object) -> str:
     """A memory budget as it is written on the command line."""
-    return ",".join(map(str, budget)) if isinstance(budget, (list, tuple)) else str(budget)
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> str:

@@ -157,13 +157,15 @@ def parse_bytes(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def byte_unit(num_bytes: float) -> tuple[float, str]:
+    """The largest unit of which a size has one or more: its bytes and its name."""
+    return next(((float(_UNITS[name]), name) for name in ("TiB", "GiB", "MiB", "KiB") if num_bytes >= _UNITS[name]), (1.0, "B"))
+
+
 def format_bytes(num_bytes: float) -> str:
     """A size for people, as `parse_bytes` reads it, up to a blank."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.2f} GiB"
+    size, name = byte_unit(num_bytes)
+    return f"{num_bytes / size:.{2 if name in ('GiB', 'TiB') else 1}f} {name}"
 
 
 def _per_device(budget: MemoryBudget, num_devices: int) -> list[DeviceBudget | None]:

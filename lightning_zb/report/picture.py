@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_zb.planning.budget import byte_unit
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import PassKind
 from lightning_zb.planning.timeline import Timeline, memory_curves, planned_timeline
@@ -104,7 +105,7 @@ def _draw_passes(ax: Any, timeline: Timeline, scale: float, width_inches: float)
 def _draw_memory(ax: Any, plan: Plan, planned: Timeline, scale: float, peak_bytes: Any) -> None:
     curves = memory_curves(plan.schedule, plan.placement, plan.costs.chunks(plan.partition))
     largest = max([*plan.predicted.peak_bytes, *peak_bytes, 1.0])
-    size, unit = _byte_unit(largest)
+    size, unit = byte_unit(largest)
     from matplotlib import colormaps
 
     palette = colormaps["viridis"].resampled(max(2, plan.num_devices + 1))
@@ -134,13 +135,6 @@ def _draw_memory(ax: Any, plan: Plan, planned: Timeline, scale: float, peak_byte
         ax.legend(**place, ncols=min(4, plan.num_devices), fontsize=7.5, frameon=False, handlelength=1.2, columnspacing=1.5)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-
-
-def _byte_unit(num_bytes: float) -> tuple[float, str]:
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if num_bytes >= 2**power:
-            return 2.0**power, unit
-    return 1.0, "bytes"
 
 
 def _legend(figure: Any, timelines: Sequence[Timeline]) -> None:
