@@ -32,7 +32,6 @@ class Executor:
         device: which device of the pipeline this is.
         runner: runs a chunk forward.
         transport: moves packets between devices.
-        statistics: what is counted.
         recorder: takes the times of passes while profiling.
         optimistic: the optimizer step that may still be pending when the next step begins.
         reducer: averages gradients over replicas; None for one replica.
@@ -41,7 +40,6 @@ class Executor:
     device: int
     runner: ChunkRunner
     transport: Transport
-    statistics: Statistics = field(default_factory=Statistics)
     recorder: Recorder | None = None
     optimistic: OptimisticStep | None = None
     reducer: GradientReducer | None = None
@@ -55,6 +53,11 @@ class Executor:
 
     def __post_init__(self) -> None:
         self.passes = Passes(self.runner)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What this device did: passes, waits, messages."""
+        return self.transport.statistics
 
     def run(self, program: Program) -> list[Any]:
         """Execute one step.

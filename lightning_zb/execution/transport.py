@@ -33,6 +33,11 @@ class PeerRestarted(Exception):
 class Transport(Protocol):
     """Moves packets between the devices of one pipeline."""
 
+    @property
+    def statistics(self) -> Statistics:
+        """Where this device counts what it does: here messages and bytes, in the executor all else."""
+        ...
+
     def begin(self, program: Program, signatures: Sequence[Hashable]) -> None:
         """Start a step.
 
@@ -112,7 +117,7 @@ class DistributedTransport:
 
     Args:
         channels: the process groups of the pipeline.
-        statistics: where messages and bytes are counted.
+        statistics: of this device; messages and bytes are counted here.
     """
 
     channels: Channels

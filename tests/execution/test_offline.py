@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_zb.execution.lowering import lower, lower_forward
 from lightning_zb.execution.offline import offline_executors, run_offline
+from lightning_zb.execution.program import Send
 from lightning_zb.planning.placement import Placement, cyclic, wave
 from tests.execution.pipeline_models import Model, Runner, differing, greedy, make_microbatches, reference, whole
 
@@ -20,14 +21,17 @@ PLACEMENTS = [cyclic(1), cyclic(2), cyclic(4), cyclic(2, 2), wave(1), wave(2), w
 def check(placement, schedule, model, microbatches):
     losses, gradients = reference(model, microbatches)
     executors = offline_executors([Runner(model, microbatches, placement, d) for d in range(placement.num_devices)])
-    results = run_offline(lower(schedule, placement), executors)
+    program = lower(schedule, placement)
+    results = run_offline(program, executors)
     assert differing(model, gradients) == []
     assert all(map(torch.equal, results, losses))
     assert len(results) == len(losses)
     assert not any(p.grad is not None and p.grad.requires_grad for p in model.parameters())
     for device, executor in enumerate(executors):
         assert executor.passes.num_live == 0
-        assert executor.statistics.passes == lower(schedule, placement).count(device)
+        assert executor.statistics.passes == program.count(device)
+        assert executor.statistics.messages == sum(isinstance(i, Send) for i in program.instructions[device])
+    assert (sum(e.statistics.sent_bytes for e in executors) > 0) is (len(set(placement.devices)) > 1)
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 3, 6])

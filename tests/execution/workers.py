@@ -28,8 +28,7 @@ class JitteredRunner(Runner):
 
 def make_executor(rank: int, runner: Any, placement: Placement, timeout: float = 30) -> Executor:
     channels = open_channels(placement, [list(range(placement.num_devices))], torch.device("cpu"), timedelta(seconds=timeout))
-    transport = DistributedTransport(channels)
-    return Executor(rank, runner, transport, statistics=transport.statistics)
+    return Executor(rank, runner, DistributedTransport(channels))
 
 
 def train(
