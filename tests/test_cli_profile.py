@@ -101,7 +101,8 @@ def test_the_times_of_layers_are_found(tmp_path, capsys):
         (["--data-arguments", '{"size": 2}'], "--data-arguments: there is no --data"),
         (["--steps", "0"], "--steps: '0' is not a count"),
         (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a number of bytes a second"),
-        (["--latency", "-1"], "--latency: "),
+        (["--latency", "-1"], "--latency: '-1' is not a number of seconds, 0 or more"),
+        (["--latency", "nan"], "--latency: 'nan' is not a number of seconds, 0 or more"),
         (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
         (["--out", "/no/such/folder/costs.json"], "--out /no/such/folder/costs.json: there is no folder /no/such/folder"),
         (
@@ -125,7 +126,8 @@ def test_wrong_input_is_one_sentence(more, message, tmp_path, capsys):
 def test_it_says_which_share_of_w_can_move(tmp_path, capsys):
     """Layers 0 and 2 have 384 weights in linear operators and 600 in a kernel that computes all its gradients in B."""
     place = ["--module", f"{HERE}:kernels", "--data", f"{HERE}:loader"]
-    assert main(["profile", *place, "--out", str(tmp_path / "costs.json"), "--steps", "1", "--microbatches", "2"]) == 0
+    few = ["--steps", "1", "--microbatches", "2", "--latency", "0"]
+    assert main(["profile", *place, "--out", str(tmp_path / "costs.json"), *few]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     for layer in range(4):
         assert rows[f"layers.{layer}"].endswith("100.0 %" if layer % 2 else f"{100 * 384 / 984:.1f} % (Kernel whole in B)")

@@ -123,7 +123,7 @@ def _add_profile(commands) -> None:
     parser.add_argument(
         "--latency",
         default=0.0,
-        type=values.seconds,
+        type=values.latency,
         metavar="S",
         help="seconds that a transfer between two devices takes at the least",
     )

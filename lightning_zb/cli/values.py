@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,17 @@ def seed(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    return _positive(float, text, "a positive number of seconds")
+    return _number(float, text, lambda value: value > 0, "a positive number of seconds")
+
+
+def latency(text: str) -> float:
+    """Seconds; 0 where a transfer starts at once."""
+    return _number(float, text, lambda value: 0 <= value < float("inf"), "a number of seconds, 0 or more")
 
 
 def bandwidth(text: str) -> float:
     """Bytes per second: `25GB` or a number."""
-    return _positive(_number_of_bytes, text, "a number of bytes a second; write for example 25GB")
+    return _number(_number_of_bytes, text, lambda value: value > 0, "a number of bytes a second; write for example 25GB")
 
 
 def _number_of_bytes(text: str) -> float:
@@ -111,14 +117,12 @@ def _number_of_bytes(text: str) -> float:
         return parse_bytes(text)
 
 
-def _positive(read: Callable[[str], float], text: str, what: str) -> float:
-    try:
+def _number(read: Callable[[str], float], text: str, is_right: Callable[[float], bool], what: str) -> float:
+    with suppress(ValueError):
         value = read(text)
-    except ValueError:
-        value = -1.0
-    if not value > 0:  # nor nan
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    return value
+        if is_right(value):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
 
 
 def located(text: str) -> str:
