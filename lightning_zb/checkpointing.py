@@ -15,8 +15,8 @@ from lightning_zb.pipeline import Pipeline
 from lightning_zb.sharded_checkpoint import is_sharded
 
 
-class CheckpointedPipeline(PipelineCommunication):
-    """Saves and loads what the subclass's pipeline holds."""
+class CheckpointingStrategy(PipelineCommunication):
+    """The part of the strategy that saves and loads what its pipeline holds."""
 
     _save_distributed_checkpoint = False
 

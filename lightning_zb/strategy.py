@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lightning_zb import hooks, metrics, precision, refusals, stopping
 from lightning_zb.callback import ZeroBubbleCallback
-from lightning_zb.checkpointing import CheckpointedPipeline
+from lightning_zb.checkpointing import CheckpointingStrategy
 from lightning_zb.data_agreement import share_random_state
 from lightning_zb.late_metrics import LateMetrics
 from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
@@ -36,7 +36,7 @@ from lightning_zb.step_gradients import StepGradients
 from lightning_zb.stepping import PostValidation, StepRules
 
 
-class ZeroBubbleStrategy(CheckpointedPipeline):
+class ZeroBubbleStrategy(CheckpointingStrategy):
     """Trains an unchanged LightningModule as a zero-bubble pipeline over the Trainer's devices.
 
     Microbatches are the batches that Lightning accumulates: with `accumulate_grad_batches=m` the schedule of m

@@ -80,7 +80,10 @@ def make_plan(
 
 
 def _shorter_of_split_and_whole(spec: SearchSpec, request: SearchRequest) -> Plan:
-    """Order split backwards and then fuse, or order whole ones and then split: after a look at both whichever is faster."""
+    """Order split backwards and then fuse, or order whole ones and then split: after a look at both whichever is faster.
+
+    Neither is better throughout: where devices wait, W fill what would be idle; where they hardly do, BW is shorter.
+    """
     started = time.perf_counter()
     figure = Objective(request.options.get("objective", Objective.STEP_TIME)).value
     ways = (spec.plan, partial(_plan_whole, spec))
