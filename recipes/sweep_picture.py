@@ -34,8 +34,8 @@ def draw(jobs: Sequence[Job], path: Path) -> None:
     throughput.set_ylabel("tokens per second")
     throughput.set_ylim(0, 1.08 * throughput.get_ylim()[1])
     bubble.set_ylabel("bubble rate (%)")
-    bubble.plot([], [], "o-", color="#555555", label="measured")
-    bubble.plot([], [], "s--", color="#555555", markerfacecolor="none", label="predicted")
+    bubble.plot([], [], "o-" if has_budgets else "o", color="#555555", label="measured")
+    bubble.plot([], [], "s--" if has_budgets else "s", color="#555555", markerfacecolor="none", label="predicted")
     bubble.set_ylim(min(0.0, bubble.get_ylim()[0]), 1.08 * bubble.get_ylim()[1])
     bubble.set_xlabel("memory budget (activations of one microbatch of the whole model)" if has_budgets else "job")
     if has_budgets:
