@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,12 +18,24 @@ from lightning_zb.execution.pass_samples import Samples, StepKind, pass_samples,
 from lightning_zb.execution.profiler import Clock, PassTimes, StepRecorder, clock_of, joined_timeline, read_times
 from lightning_zb.execution.speed import relative_speeds, seconds_in_turn
 from lightning_zb.execution.workspace import workspace_of
-from lightning_zb.model.layer_costs import ItemProfile, at_unit_speed, cost_model, item_sizes, movable_shares, profile_items
+from lightning_zb.model.layer_costs import (
+    ItemProfile,
+    at_unit_speed,
+    cost_model,
+    item_sizes,
+    movable_shares,
+    pass_overhead,
+    profile_items,
+    usual_overhead,
+)
 from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.pipeline import Pipeline
-from lightning_zb.planning.costs import CostModel, Link
+from lightning_zb.planning.costs import CostModel, Link, PassOverhead
 from lightning_zb.planning.timeline import Timeline
 from lightning_zb.replicas import ShardGroups
+
+_Steps = Sequence[tuple[StepKind, tuple[PassTimes, ...]]]
+"""What each step was for, and its passes on one device."""
 
 _KEPT_STEPS = 5  # whole steps that travel to rank 0, which shows the one of median length
 
@@ -155,7 +168,14 @@ class ProfileWindow:
         reference = None
         if channels is not None and self._measures_links:
             reference = seconds_in_turn(self._pipeline.device, self._clock, channels.control)
-        own = [self._device_profile(index, device, reference) for index, device in enumerate(self._pipeline.devices)]
+        steps = [
+            [(kind, read_times(recorders[i])) for kind, recorders in self._timed] for i in range(len(self._pipeline.devices))
+        ]
+        overhead = self._overhead(steps)
+        own = [
+            self._device_profile(index, device, steps[index], overhead, reference)
+            for index, device in enumerate(self._pipeline.devices)
+        ]
         link: Link | tuple[tuple[Link, ...], ...] = self._pipeline.plan.costs.link
         offsets = None
         if channels is not None:
@@ -167,12 +187,25 @@ class ProfileWindow:
         if parts is None:
             return None
         devices = sorted((device for part in parts for device in part), key=lambda d: d.device)
-        return _join(devices, link, offsets, self._pipeline.plan.costs.device_speed)
+        return _join(devices, link, offsets, self._pipeline.plan.costs.device_speed, overhead)
 
-    def _device_profile(self, index: int, device: int, reference: float | None) -> DeviceProfile:
+    def _overhead(self, steps: Sequence[_Steps]) -> PassOverhead:
+        """What a pass takes besides its items, from all devices; none where no step counted bytes (a collective)."""
+        if not self._counted:
+            return PassOverhead()
+        found = [pass_overhead([passes for kind, passes in own if kind is StepKind.LAYERS]) for own in steps]
+        channels = self._pipeline.channels
+        everywhere: list[Any] = [found]
+        if channels is not None:
+            everywhere = [None] * dist.get_world_size(channels.control)
+            dist.all_gather_object(everywhere, found, group=channels.control)
+        return usual_overhead(chain.from_iterable(everywhere))
+
+    def _device_profile(
+        self, index: int, device: int, steps: _Steps, overhead: PassOverhead, reference: float | None
+    ) -> DeviceProfile:
         pipeline = self._pipeline
         plan = pipeline.plan
-        steps = [(kind, read_times(recorders[index])) for kind, recorders in self._timed]
         seconds = pass_samples(steps)
         items: list[ItemProfile] = []
         peak = 0.0
@@ -185,7 +218,7 @@ class ProfileWindow:
             layered = [passes for kind, passes in steps if kind is StepKind.LAYERS]
             chunks = plan.placement.chunks_of(device)
             movable = movable_shares(pipeline.stack, held, counted.users, counted.deferred)
-            items = profile_items(pipeline.stack, plan.partition, chunks, layered, seconds, counted, sizes, movable)
+            items = profile_items(pipeline.stack, plan.partition, chunks, layered, seconds, counted, sizes, movable, overhead)
             assert counted.meter is not None
             peak = float(counted.meter.peak)
             if counted.workspace is not None:
@@ -211,6 +244,7 @@ def _join(
     link: Link | tuple[tuple[Link, ...], ...],
     offsets: Sequence[float] | None,
     speeds: tuple[float, ...] | None,
+    overhead: PassOverhead,
 ) -> Profile:
     """Put the devices' measurements together.
 
@@ -219,6 +253,7 @@ def _join(
         link: between them.
         offsets: of their hosts' clocks.
         speeds: of the devices, where they did not compare themselves now.
+        overhead: of passes.
     """
     references = [d.reference_seconds for d in devices if d.reference_seconds is not None]
     if len(references) == len(devices):
@@ -228,7 +263,7 @@ def _join(
     timelines = [joined_timeline([d.steps[step] for d in devices], offsets) for step in range(num_steps)]
     timelines.sort(key=lambda t: t.makespan)
     return Profile(
-        costs=cost_model(items, link, speeds) if items else None,
+        costs=cost_model(items, link, speeds, overhead) if items else None,
         items=tuple(sorted(items, key=lambda item: item.index)),
         timeline=timelines[len(timelines) // 2] if timelines else None,
         pass_seconds={key: usual(values) for device in devices for key, values in device.seconds.items()},

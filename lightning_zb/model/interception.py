@@ -133,7 +133,11 @@ class Pass:
             self.position += 1
             if self._streams is not None:
                 self._streams.pass_layer(position)
-            return self._deliver() if self.position == window.start else self._pass_through()
+            if self.position < window.start:
+                return self._pass_through()
+            if self._recorder is not None and self.position == self.num_layers:
+                self._recorder.enter_epilogue()
+            return self._deliver()
         if position == 0 and (self.stubbing or window.stop == 0) and self._inside_checkpoint():
             # recomputation would call the layer with what the stand-in became, not with what is handed over here
             raise RuntimeError(

@@ -15,7 +15,7 @@ from lightning_zb.execution.pass_samples import Samples, usual
 from lightning_zb.execution.profiler import PassTimes
 from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.model.layers import LayerStack
-from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link
+from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link, PassOverhead
 from lightning_zb.planning.placement import Partition
 
 PARTS = ("F", "B", "W")
@@ -49,6 +49,31 @@ def item_roles(stack: LayerStack) -> list[tuple[str, LayerRole]]:
     return [("prologue", LayerRole.PROLOGUE), *layers, ("epilogue", LayerRole.EPILOGUE)]
 
 
+def pass_overhead(steps: Iterable[Sequence[PassTimes]]) -> dict[str, list[float]]:
+    """Seconds by which F and B of one device's chunks were longer than their items together, handing over included.
+
+    The first chunk tells nothing of F: there, the code before the layers is an item. W is left out, since what it does besides
+    its products, adding gradients up, grows with the parameters.
+
+    Args:
+        steps: the passes of the steps that timed layers.
+    """
+    found: dict[str, list[float]] = {"F": [], "B": []}
+    for run in chain.from_iterable(steps):
+        for part, seconds in run.parts.items():
+            if part in found and run.run.chunk > 0:
+                own = sum(spent for (kind, _), spent in run.items.items() if kind == part)
+                found[part].append(max(0.0, seconds - own))
+    return found
+
+
+def usual_overhead(devices: Iterable[Mapping[str, Sequence[float]]]) -> PassOverhead:
+    """What a pass usually takes besides its items, from what `pass_overhead` found on every device."""
+    every = list(devices)
+    forward, backward = (_median([s for found in every for s in found[part]]) for part in ("F", "B"))
+    return PassOverhead(forward, backward)
+
+
 def profile_items(
     stack: LayerStack,
     partition: Partition,
@@ -58,11 +83,12 @@ def profile_items(
     counted: LayerRecorder,
     sizes: Mapping[int, tuple[float, float]],
     movable: Mapping[int, float],
+    overhead: PassOverhead,
 ) -> list[ItemProfile]:
     """The costs of the items of one device's chunks.
 
-    What a pass takes besides its items (the step's code run again, handing over) is spread over them in proportion, and
-    so is what BW saves, so that chunks of the same items add up to what their passes took.
+    What a pass takes beyond its items and the usual overhead is spread over them in proportion, and so is what BW saves, so
+    that chunks of the same items add up to what their passes took.
 
     Args:
         stack: the layers.
@@ -73,18 +99,21 @@ def profile_items(
         counted: the recorder of the step that counted bytes.
         sizes: for each item the bytes of its parameters and of its model states.
         movable: for each item that trains, see `ItemProfile`.
+        overhead: of every pass, which the costs of items leave out.
     """
     roles = item_roles(stack)
     samples: dict[tuple[int, str], list[float]] = {}
     for run in chain.from_iterable(steps):
         for part in run.parts:
             for item in partition.chunks[run.run.chunk]:
-                samples.setdefault((item, part), []).append(run.items.get((part, item), 0.0))
+                again = overhead.forward if part == "F" and item == 0 else 0.0  # the code before the layers, run by every F
+                samples.setdefault((item, part), []).append(max(0.0, run.items.get((part, item), 0.0) - again))
     usual_output = statistics.median(counted.output_bytes.values()) if counted.output_bytes else 0.0
     found = []
     for chunk in chunks:
         items = partition.chunks[chunk]
-        totals = {part: usual(seconds.get((chunk, part)) or [0.0]) for part in (*PARTS, "BW")}
+        besides = {"F": overhead.forward, "B": overhead.backward_input, "W": 0.0, "BW": overhead.backward_input}
+        totals = {part: max(0.0, usual(seconds.get((chunk, part)) or [0.0]) - besides[part]) for part in besides}
         divided = {part: _divided(items, part, totals[part], samples) for part in PARTS}
         chunk_bytes = sum(sizes.get(i, (0.0, 0.0))[0] for i in items)
         shorter = totals["BW"] / (totals["B"] + totals["W"]) if totals["B"] + totals["W"] > 0.0 else 0.0
@@ -136,7 +165,7 @@ def _workspace(counted: LayerRecorder, chunk: int, parameter_bytes: float, chunk
     return {part: size * share if part == "W" else size for part, size in whole.items()}
 
 
-def _median(values: Sequence[int] | None) -> float:
+def _median(values: Sequence[float] | None) -> float:
     return float(statistics.median(values)) if values else 0.0
 
 
@@ -229,8 +258,9 @@ def cost_model(
     items: Iterable[ItemProfile],
     link: Link | tuple[tuple[Link, ...], ...],
     device_speed: tuple[float, ...] | None = None,
+    overhead: PassOverhead = PassOverhead(),  # noqa: B008 (frozen)
 ) -> CostModel:
-    """The cost model of all devices' items, which are given for a device of speed 1.
+    """The cost model of all devices' items, which are given for a device of speed 1, and the overhead of passes.
 
     Raises:
         ValueError: an item was measured nowhere.
@@ -239,4 +269,4 @@ def cost_model(
     missing = set(range(max(by_index) + 1)) - set(by_index)
     if missing:
         raise ValueError(f"items {sorted(missing)} of the model were measured on no device")
-    return CostModel(tuple(by_index[index] for index in sorted(by_index)), link, device_speed)
+    return CostModel(tuple(by_index[index] for index in sorted(by_index)), link, device_speed, overhead=overhead)

@@ -54,6 +54,7 @@ class LayerRecorder(StepRecorder):
         """Storages of parameters whose gradients are computed in W."""
         self.whole: dict[int, set[str]] = {}
         """For each item the operators that take a parameter and stay whole in B."""
+        self._hooked: set[int] = set()
         self._items: tuple[int, ...] = ()
         self._pass: Pass | None = None
         self._part: str | None = None
@@ -72,10 +73,10 @@ class LayerRecorder(StepRecorder):
             self.workspace.begin()
         if p.kind is PassKind.FORWARD:
             self._part, self._owner = "F", items[0]
-            self._begin(items[0] if items[0] in (0, self._epilogue) else None)
+            self._begin(0 if items[0] == 0 else None)
         elif p.kind.sends_gradient:
             self._part, self._owner = "B", items[-1]
-            self._begin(items[-1])
+            self._begin(None if items[-1] in self._hooked else items[-1])  # else when its gradient arrives
 
     def end(self, p: Pass) -> None:
         self._begin(None)
@@ -144,6 +145,11 @@ class LayerRecorder(StepRecorder):
         self._owner = position + 1
         self._begin(position + 1)
 
+    def enter_epilogue(self) -> None:
+        """The code after the layers starts, in a chunk of nothing else."""
+        if self._part == "F":
+            self._begin(self._epilogue)
+
     def leave_layer(self, position: int, value: Any) -> None:
         """A layer of the chunk has returned.
 
@@ -165,10 +171,11 @@ class LayerRecorder(StepRecorder):
         self.output_bytes[item] = sum(t.numel() * t.element_size() for t in tensors)
         for t in tensors:
             if t.requires_grad:
+                self._hooked.add(item)
                 t.register_hook(partial(self._begin_backward, item))
 
     def _begin_backward(self, item: int, _gradient: Tensor) -> None:
-        if self._part == "B" and item < self._owner:
+        if self._part == "B" and (item < self._owner or self._item is None):
             self._owner = item
             self._begin(item)
 

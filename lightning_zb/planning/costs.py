@@ -68,6 +68,28 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PassOverhead:
+    """Seconds that a pass takes besides its layers, whatever they are: what one more chunk costs a microbatch.
+
+    Each F runs the code before the layers again, and every pass has host work and messages. BW is one pass, as B is.
+
+    Args:
+        forward: of F.
+        backward_input: of B, or of BW.
+        backward_weight: of W.
+    """
+
+    forward: float = 0.0
+    backward_input: float = 0.0
+    backward_weight: float = 0.0
+
+    @property
+    def work(self) -> float:
+        """Seconds of F, B and W together."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """A transfer of n bytes takes latency + n / bandwidth seconds."""
 
@@ -136,12 +158,14 @@ class CostModel:
         link: one link for all ordered pairs, or a matrix `link[source][destination]`.
         device_speed: relative speed of each device (2.0 halves its times); None where all are equal.
         reduction: of gradients over replicas; None where there is one pipeline.
+        overhead: of each pass, on a device of speed 1; none where it is not known.
     """
 
     layers: tuple[LayerCost, ...]
     link: Link | tuple[tuple[Link, ...], ...] = Link()
     device_speed: tuple[float, ...] | None = None
     reduction: Reduction | None = None
+    overhead: PassOverhead = PassOverhead()
 
     def speed(self, device: int) -> float:
         return 1.0 if self.device_speed is None else self.device_speed[device]
@@ -158,18 +182,19 @@ class CostModel:
         return 0.0 if self.reduction is None else self.reduction.seconds(chunk.parameter_bytes)
 
     def chunk(self, layers: Sequence[int]) -> ChunkCost:
-        """The cost of a run of layers; what it sends is the output of its last layer."""
-        items = [self.layers[i] for i in layers]
+        """The cost of a run of layers, its passes' overhead included; what it sends is the output of its last layer."""
+        items, overhead = [self.layers[i] for i in layers], self.overhead
+        splits = all(c.backward is None for c in items) and overhead.backward_weight == 0.0
         return ChunkCost(
-            forward=sum(c.forward for c in items),
-            backward_input=sum(c.backward_input for c in items),
-            backward_weight=sum(c.backward_weight for c in items),
+            forward=sum((c.forward for c in items), overhead.forward),
+            backward_input=sum((c.backward_input for c in items), overhead.backward_input),
+            backward_weight=sum((c.backward_weight for c in items), overhead.backward_weight),
             activation_bytes=sum(c.activation_bytes for c in items),
             weight_stash_bytes=sum(c.weight_stash_bytes for c in items),
             parameter_bytes=sum(c.parameter_bytes for c in items),
             output_bytes=items[-1].output_bytes,
             state_bytes=sum(c.parameter_bytes if c.state_bytes is None else c.state_bytes for c in items),
-            backward=None if all(c.backward is None for c in items) else sum(c.whole_backward for c in items),
+            backward=None if splits else sum((c.whole_backward for c in items), overhead.backward_input),
             transient_bytes=max(c.transient_bytes for c in items),
         )
 

@@ -94,7 +94,7 @@ def balanced(costs: CostModel, placement: Placement) -> Partition:
     cuts = []
     for chunk in range(num_chunks):
         speed = costs.speed(placement.devices[chunk])
-        largest = np.maximum(best[:, None], (prefix[None, :] - prefix[:, None]) / speed)  # [cut, end]
+        largest = np.maximum(best[:, None], (prefix[None, :] - prefix[:, None] + costs.overhead.work) / speed)  # [cut, end]
         largest[np.tril_indices(num_items + 1)] = np.inf  # a chunk is not empty
         cuts.append(largest.argmin(axis=0))
         best = largest.min(axis=0)

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link, Reduction
+from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link, PassOverhead, Reduction
 from lightning_zb.planning.placement import Partition, Placement
 from lightning_zb.planning.plan import Plan, PlannerInfo, PlanStatus, Prediction
 from lightning_zb.planning.schedule import Pass, Schedule
@@ -119,6 +119,7 @@ def costs_to_json(costs: CostModel) -> dict[str, Any]:
         else [[_link_to_json(link) for link in row] for row in costs.link],
         "device_speed": None if costs.device_speed is None else list(costs.device_speed),
         **({} if costs.reduction is None else {"reduction": _reduction_to_json(costs.reduction)}),
+        **({} if costs.overhead == PassOverhead() else {"overhead": asdict(costs.overhead)}),
     }
 
 
@@ -140,6 +141,7 @@ def costs_from_json(data: Json) -> CostModel:
         link=_field(data, "link", _link_or_matrix, default=Link()),
         device_speed=None if speeds is None else tuple(speeds),
         reduction=_field(data, "reduction", _optional(_reduction), default=None),
+        overhead=_field(data, "overhead", _overhead, default=PassOverhead()),
     )
 
 
@@ -188,6 +190,12 @@ def _reduction(value: Any) -> Reduction:
     data = _mapping(value)
     _refuse_unknown(data, {"num_replicas", "link"})
     return Reduction(_field(data, "num_replicas", _count), _field(data, "link", _link, default=Link()))
+
+
+def _overhead(value: Any) -> PassOverhead:
+    data = _mapping(value)
+    _refuse_unknown(data, set(_COSTS))
+    return PassOverhead(**{key: _field(data, key, _not_negative, default=0.0) for key in _COSTS})
 
 
 def _link_or_matrix(value: Any) -> Link | tuple[tuple[Link, ...], ...]:

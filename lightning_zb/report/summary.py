@@ -142,6 +142,12 @@ def _layers(plan: Plan, items: Sequence[Measured]) -> str:
             f"\n\nUsual values of {items[0].num_samples} microbatches, the 90th percentile in brackets. W moves: the share of "
             "the trained parameters whose gradients are computed in W; norms, biases and whole kernels stay in B."
         )
+    overhead = plan.costs.overhead
+    if overhead.work > 0.0:
+        table += (
+            f"\n\nBesides its items each pass of a chunk takes {_ms(overhead.forward)} ms (F), "
+            f"{_ms(overhead.backward_input)} ms (B, BW) and {_ms(overhead.backward_weight)} ms (W)."
+        )
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import lightning as L
@@ -50,6 +51,29 @@ def test_times_of_layers_are_found(schedule: str, tmp_path: Path):
         assert cost.state_bytes == pytest.approx(4 * cost.parameter_bytes, abs=16)  # gradient, two moments, steps
         assert cost.output_bytes == cost.activation_bytes == 8 * 4
         assert cost.weight_stash_bytes == 2 * 8 * 4  # input and output gradient of the product
+
+
+class _SlowStart(SleepingModule):
+    """Sleeps before its layers, as code does that every chunk runs again."""
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_every_chunk_runs_again_is_the_overhead_of_a_pass(tmp_path: Path):
+    """It is part of no layer and not of the prologue; as each chunk adds it, a chunk more costs it once more."""
+    callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 6), replan="off")
+    trainer = fit(_SlowStart([(20.0, 20.0, 20.0)] * 4), callback, tmp_path, 6, accumulate=2)
+    costs, partition = read_costs(tmp_path / "run" / "zero_bubble" / "costs.json"), trainer.strategy.plan.partition
+    assert 0.02 < costs.overhead.forward < 0.03
+    assert costs.overhead.backward_input < 0.01
+    assert costs.layers[0].forward < 0.005
+    assert max(layer.forward for layer in costs.layers) < 0.03
+    assert partition.num_chunks == 4
+    for chunk, cost in enumerate(costs.chunks(partition)):
+        assert cost.forward == pytest.approx(callback.profile.pass_seconds[chunk, "F"], rel=0.01)
+    assert "Besides its items each pass" in (tmp_path / "run" / "zero_bubble" / "summary.md").read_text()
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lightning_zb.planning.costs import CostModel, LayerCost, Link
+from lightning_zb.planning.costs import CostModel, LayerCost, Link, PassOverhead
 
 
 def run(schedule, placement, chunk_costs, costs, earliest=None):
@@ -131,7 +131,8 @@ def cost_models(draw, num_layers: int, num_devices: int, stash_above_activation:
     row = st.tuples(*[links] * num_devices)
     link = draw(st.one_of(links, st.tuples(*[row] * num_devices)))
     speeds = draw(st.sampled_from([None, tuple(1.0 + d % 2 for d in range(num_devices))]))
-    return CostModel(tuple(layers), link, speeds)
+    overhead = draw(st.sampled_from([PassOverhead(), PassOverhead(), PassOverhead(0.3, 0.2, 0.1)]))
+    return CostModel(tuple(layers), link, speeds, overhead=overhead)
 
 
 @st.composite

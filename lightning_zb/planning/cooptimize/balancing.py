@@ -26,6 +26,7 @@ class Loads:
 
     Args:
         work: prefix sums of F + B + W.
+        overhead: seconds that the passes of a chunk take besides.
         need: prefix sums of the bytes that an item takes up however a step is ordered, by kind of device budget: nothing,
             activations of one microbatch, or these and model states. Shape (3, items + 1).
         kind: which of the three counts on each device.
@@ -36,6 +37,7 @@ class Loads:
     """
 
     work: np.ndarray
+    overhead: float
     need: np.ndarray
     kind: np.ndarray
     capacity: np.ndarray
@@ -49,17 +51,17 @@ class Loads:
 
     @property
     def ideal(self) -> float:
-        """Seconds of a microbatch's work on every device, were all busy."""
-        return float(self.work[-1] / self.speed.sum())
+        """Seconds of a microbatch's work on every device, were all busy with one chunk each."""
+        return float((self.work[-1] + self.overhead * len(self.speed)) / self.speed.sum())
 
     @property
     def floor(self) -> float:
         """Seconds of a microbatch's work on the busiest device at least: an item is not split."""
-        return max(self.ideal, float(np.diff(self.work).max() / self.speed.max()))
+        return max(self.ideal, float((np.diff(self.work).max() + self.overhead) / self.speed.max()))
 
     def of(self, layout: Layout) -> np.ndarray:
         """Seconds of a microbatch's work on each device."""
-        per_chunk = np.diff(self.work[list(layout.cuts)])
+        per_chunk = np.diff(self.work[list(layout.cuts)]) + self.overhead
         return np.bincount(layout.devices, weights=per_chunk, minlength=layout.num_devices) / self.speed
 
     def allows(self, layout: Layout) -> bool:
@@ -87,6 +89,7 @@ def make_loads(costs: CostModel, num_devices: int, budget: object, rules: CutRul
     must[list(rules.forced)] = True
     return Loads(
         work=work,
+        overhead=costs.overhead.work,
         need=np.stack([np.zeros_like(work), activation, activation + states]),
         kind=np.array([0 if e is None else 2 if isinstance(e, str) else 1 for e in entries], np.int64),
         capacity=np.array(capacity, float),
@@ -149,10 +152,12 @@ def _kicked(cuts: Sequence[int], loads: Loads, stream: np.ndarray) -> list[int]:
 def descend(loads: Loads, cuts: Sequence[int], devices: Sequence[int]) -> Layout | None:
     """Shift cuts as long as that levels the work; None where some device is left without items."""
     found = np.array(cuts, np.int64)
+    unit = loads.speed * max(loads.ideal, 1e-300)
     _descend(
         found,
         np.array(devices, np.int64),
-        loads.work[None, :] / (loads.speed[:, None] * max(loads.ideal, 1e-300)),
+        loads.work[None, :] / unit[:, None],
+        loads.overhead / unit,
         loads.need,
         loads.kind,
         loads.capacity,
@@ -222,7 +227,7 @@ def _move(item_from, item_to, gives, takes, work, need, kind, loads, needs, coun
 
 
 @njit(cache=True)
-def _descend(cuts, devices, work, need, kind, capacity, may_cut, must_cut):
+def _descend(cuts, devices, work, overhead, need, kind, capacity, may_cut, must_cut):
     """Shift runs of cuts to the next possible place, the steepest move first, until none lowers the sum.
 
     Shifting the cuts i..j together takes items from one end of the run and gives some to the other, so work can travel
@@ -232,6 +237,7 @@ def _descend(cuts, devices, work, need, kind, capacity, may_cut, must_cut):
         cuts: changed in place.
         devices: of each chunk.
         work: prefix sums for each device, in units of the ideal work of a device.
+        overhead: of a chunk on each device, in the same units; a chunk that becomes empty keeps its own.
         need, kind, capacity, may_cut, must_cut: see `Loads`.
     """
     n, num_devices, num_positions = len(devices), len(capacity), len(may_cut)
@@ -249,7 +255,7 @@ def _descend(cuts, devices, work, need, kind, capacity, may_cut, must_cut):
     loads, needs, counts = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices, np.int64)
     for c in range(n):
         d = devices[c]
-        loads[d] += work[d, cuts[c + 1]] - work[d, cuts[c]]
+        loads[d] += work[d, cuts[c + 1]] - work[d, cuts[c]] + (overhead[d] if cuts[c + 1] > cuts[c] else 0.0)
         needs[d] += need[kind[d], cuts[c + 1]] - need[kind[d], cuts[c]]
         counts[d] += cuts[c + 1] - cuts[c]
     terms = np.zeros(num_devices)

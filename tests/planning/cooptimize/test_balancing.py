@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_zb.planning.cooptimize.balancing import balance, make_loads
 from lightning_zb.planning.cooptimize.cut_rules import CutRules
 from lightning_zb.planning.cooptimize.layout import tidy
-from lightning_zb.planning.costs import CostModel, LayerCost
+from lightning_zb.planning.costs import CostModel, LayerCost, PassOverhead
 
 NO_RULES = CutRules()
 
@@ -54,6 +55,17 @@ def test_a_head_beyond_its_share_stays_alone_and_its_other_chunks_vanish():
 def test_a_slow_device_gets_less():
     loads = make_loads(model([1.0] * 10, speeds=(1.0, 1.0, 0.5)), 3, None, NO_RULES)
     assert balance(loads, (0, 1, 2)).counts == (4, 4, 2)
+
+
+def test_each_chunk_adds_the_overhead_of_its_passes():
+    """Two chunks of one device take it twice, so that the other device gets more items."""
+    costs = replace(model([1.0] * 12), overhead=PassOverhead(0.5, 0.3, 0.2))
+    loads = make_loads(costs, 2, None, NO_RULES)
+    assert loads.ideal == loads.floor == pytest.approx((12 + 2) / 2)
+    found = balance(loads, (0, 1, 0))
+    assert loads.of(found).tolist() == pytest.approx([found.counts[0] + found.counts[2] + 2, found.counts[1] + 1])
+    assert found.counts[1] in (6, 7)
+    assert loads.of(found).max() < loads.of(tidy((0, 4, 9, 12), (0, 1, 0), 2)).max()
 
 
 def test_a_tight_device_gets_less():
