@@ -15,7 +15,7 @@ from lightning_zb.planning.planfile import read_costs
 from tests.lightning.emulated import WIDTH, SleepingModule
 from tests.lightning.models import KernelModule, Vectors
 
-HERE = "tests.test_cli_profile"
+HERE = "tests.cli.test_profiling"
 made: list[SleepingModule] = []
 
 

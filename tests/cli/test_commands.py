@@ -1,6 +1,9 @@
+"""The commands that make or read one plan, and what is said of wrong input."""
+
+from __future__ import annotations
+
 import csv
 import json
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,57 +12,13 @@ from pathlib import Path
 import pytest
 
 from lightning_zb.cli import main
-from lightning_zb.cli.baselines import BASELINES
-from lightning_zb.planning.costs import CostModel, LayerCost, LayerRole, Link
+from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.planfile import read_plan, write_costs
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.registry import known_schedules
-from lightning_zb.planning.schedule import PassKind
 from lightning_zb.planning.torch_csv import from_csv
+from tests.cli.calls import bad_input, model, plan_arguments, rows_of
 
-NUM_DEVICES, NUM_MICROBATCHES = 4, 8
 HEAVY = {"torch", "lightning", "matplotlib"}
-
-
-def model(num_layers=8, scale=1.0, head=0.0, link=None):
-    """Equal layers, `num_layers / 4` of them a stage of F = B = W = 6 ms and 4 KiB; a head of so many layers' work."""
-    share = scale * NUM_DEVICES / num_layers
-    layers = [
-        LayerCost(f"layers.{i}", 6e-3 * share, 6e-3 * share, 6e-3 * share, 4096 * share, 0.0, 1024.0, 64.0 * scale)
-        for i in range(num_layers)
-    ]
-    if head:
-        layers.append(LayerCost("head", head * 6e-3 * share, head * 6e-3 * share, head * 6e-3 * share, role=LayerRole.EPILOGUE))
-    return CostModel(tuple(layers), link or Link())
-
-
-@pytest.fixture
-def costs(tmp_path):
-    path = tmp_path / "costs.json"
-    write_costs(model(), path)
-    return path
-
-
-def plan_arguments(costs, *more):
-    return ["plan", "--costs", str(costs), "--devices", "4", "--microbatches", "8", *more]
-
-
-def compare_arguments(costs, schedules, *more):
-    return ["compare", "--costs", *map(str, costs), "--devices", "4", "--schedules", schedules, *more]
-
-
-def rows_of(table):
-    """The rows of a printed table by their first cell."""
-    return {cells[0]: cells for cells in (re.split(r"\s{2,}", line.strip()) for line in table.splitlines())}
-
-
-def bad_input(capsys, *argv):
-    """The one sentence that a wrong call prints."""
-    assert main([str(a) for a in argv]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_a_world_is_split_into_the_fastest_pipelines(costs, capsys):
@@ -264,102 +223,6 @@ def test_export(plan_file, tmp_path, capsys):
     capsys.readouterr()
     assert "--out" in bad_input(capsys, "export", plan_file, "--format", "svg", "--out", tmp_path / "x.png")
     assert "--format: invalid choice: 'pdf'" in bad_input(capsys, "export", plan_file, "--format", "pdf")
-
-
-def test_compare_ranks_schedules(costs, capsys):
-    arguments = compare_arguments([costs], "1f1b,zb-1p,auto,zb-v", "--microbatches", "8", "--memory-budget", "1.0")
-    assert main([*arguments, "--effort", "2"]) == 0
-    text = capsys.readouterr().out
-    header, *lines = text.splitlines()
-    assert "step_time (ms)" in header
-    assert "period" in header
-    names = [line.split()[0] for line in lines]
-    assert set(names) == {"1f1b", "zb-1p", "zb-v", "auto"}
-    assert names[-1] == "1f1b"
-    rows = rows_of(text)
-    times = [float(rows[name][1]) for name in names]
-    assert times == sorted(times)
-    assert rows["1f1b"][3] == "198.00"  # makespan of 33 stages of work
-    assert rows["zb-1p"][3] == "162.00"
-    assert rows["1f1b"][-1] == "16.00 12.00 8.00 4.00"
-    assert all(float(rows[name][6]) <= float(rows[name][1]) + 0.01 for name in names)
-
-
-def test_compare_leaves_out_what_does_not_fit(costs, capsys):
-    arguments = compare_arguments([costs], "zb-2p,zb-h2,zb-1p", "--microbatches", "8", "--memory-budget")
-    assert main([*arguments, "1.0"]) == 0
-    text = capsys.readouterr().out
-    assert set(rows_of(text)) >= {"zb-1p"}
-    assert "zb-2p: infeasible; the smallest --memory-budget that fits is 1." in text
-    assert main([*arguments, "0.3"]) == 3
-    assert capsys.readouterr().out.count("infeasible") == 3
-
-
-def test_compare_baselines_use_their_own_partition(tmp_path, capsys):
-    path = tmp_path / "costs.json"
-    write_costs(model(head=4.0), path)
-    names = "s-1f1b,i-1f1b,mist,hanayo,1f1b"
-    assert main(compare_arguments([path], names, "--microbatches", "8", "--partition", "balanced")) == 0
-    rows = rows_of(capsys.readouterr().out)
-    assert not set(names.split(",")[:4]) & set(known_schedules())  # else a name would mean two things
-    assert float(rows["s-1f1b"][1]) > float(rows["mist"][1])  # the even partition leaves the head with the last layers
-    assert rows["mist"][1:9] == rows["1f1b"][1:9]
-    for name, schedule in (("i-1f1b", "interleaved"), ("hanayo", "wave-1f1b")):
-        expected = make_plan(model(head=4.0), 4, 8, schedule=schedule, partition="even")
-        assert float(rows[name][1]) == pytest.approx(1e3 * expected.predicted.step_time, abs=0.01)
-
-
-@pytest.mark.parametrize("name", sorted(BASELINES))
-def test_baselines_keep_the_backward_whole_and_pay_for_links(name):
-    """None of them splits the backward (the second paper's table of approaches); the authors' simulator charges no link."""
-    baseline = BASELINES[name]
-    free, slow = (
-        make_plan(model(link=link), 4, 8, baseline.schedule, partition=baseline.partition) for link in (None, Link(1e-3))
-    )
-    assert {p.kind for p in free.schedule.passes()} == {PassKind.FORWARD, PassKind.BACKWARD}
-    assert slow.schedule == free.schedule
-    assert slow.predicted.step_time > free.predicted.step_time
-
-
-def test_compare_says_what_each_phase_gains(tmp_path, capsys):
-    path = tmp_path / "costs.json"
-    write_costs(model(num_layers=16, head=6.0), path)
-    arguments = compare_arguments([path], "s-1f1b", "--microbatches", "8", "--memory-budget", "2.0", "--effort", "2")
-    assert main([*arguments, "--ablation"]) == 0
-    rows = rows_of(capsys.readouterr().out)
-    phases = ("partition", "placement", "schedule")
-    alone = {name: float(rows[name][2]) for name in phases}
-    pairs = {f"{a} + {b}": float(rows[f"{a} + {b}"][2]) for a, b in (phases[:2], phases[::2], phases[1:])}
-    together = rows["partition + placement + schedule"]
-    assert rows["none (1f1b)"][1:3] == [rows["s-1f1b"][1], "1.000"]
-    assert min(alone.values()) >= 1.0
-    assert float(together[2]) >= max(*alone.values(), *pairs.values()) > max(alone.values()) > 1.0
-    assert float(together[1]) == pytest.approx(float(rows["s-1f1b"][1]) / float(together[2]), rel=1e-3)
-    assert main([*arguments[:-4], "--memory-budget", "0.1", "--ablation"]) == 3
-    assert "infeasible below" in rows_of(capsys.readouterr().out)["none (1f1b)"][1]
-
-
-def test_compare_microbatch_sizes_at_equal_memory(tmp_path, capsys):
-    """The trade-off of the first paper's Tables 6 and 7: at equal memory half the size has more room to hide bubbles."""
-    small, large = tmp_path / "small.json", tmp_path / "large.json"
-    write_costs(model(), small)
-    write_costs(model(scale=2.0), large)
-    files = [f"{small}:16", f"{large}:8"]
-    assert main(compare_arguments(files, "1f1b,zb-2p", "--memory-budget", "2.0")) == 0
-    text = capsys.readouterr().out
-    order = [(line.split()[0], line.split()[1]) for line in text.splitlines()[1:]]
-    assert order[0] == ("zb-2p", "small:16")
-    assert set(order[1:3]) == {("1f1b", "small:16"), ("1f1b", "large:8")}
-    # zb-2p holds as much again at twice the microbatch size; in activations of the first file
-    needed = float(re.search(r"zb-2p \(large:8\): infeasible; the smallest --memory-budget that fits is (\S+)", text)[1])
-    assert 2.0 < needed <= 4.0
-    assert main(compare_arguments(files, "zb-2p", "--memory-budget", str(needed))) == 0
-    assert "infeasible" not in capsys.readouterr().out
-
-
-def test_compare_needs_microbatches(costs, capsys):
-    assert f"--costs {costs}: has no microbatches" in bad_input(capsys, *compare_arguments([costs], "1f1b"))
-    assert "--schedules: schedule 'x' is unknown" in bad_input(capsys, *compare_arguments([costs], "1f1b,x"))
 
 
 @pytest.mark.parametrize("command", [[], ["plan"], ["simulate"], ["compare"], ["show"], ["export"]])
