@@ -114,13 +114,15 @@ def test_too_much_memory_is_reported_at_once(tmp_path: Path):
 
 def test_a_run_that_ends_before_its_new_plan_is_verified_writes_what_it_measured(tmp_path: Path, monkeypatch):
     new = lambda running, costs, *_: Decision(make_plan(costs, 2, 8, "zb-h1"), "placement", "told to")  # noqa: E731
-    monkeypatch.setattr(lightning_zb.callback, "decide", new)
+    monkeypatch.setattr("lightning_zb.callback.decide", new)
     callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 3), background=False)
     trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(schedule="zb-v", virtual_devices=2), tmp_path, 4)
     assert trainer.strategy.plan.planner.name == "zb-h1"
     written = tmp_path / "run" / "zero_bubble"
     assert read_plan(written / "plan.json").planner.name == "zb-v"  # which was measured
-    assert "told to" in (written / "summary.md").read_text()
+    summary = (written / "summary.md").read_text()
+    assert "told to" in summary
+    assert "## Optimizer steps" in summary
 
 
 @pytest.mark.slow
