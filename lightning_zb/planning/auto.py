@@ -29,7 +29,12 @@ DEFAULT_EFFORT = 28
 """Work units of `auto`, over all placements; see `search.DEFAULT_EFFORT` for what a unit is."""
 
 MOST_PASSES_TO_REPEAT = 256
-"""Problems up to that many passes are searched within smaller budgets too, each with the whole effort."""
+"""Problems up to that many passes are searched within smaller budgets too, each with the whole effort.
+
+For those more memory is never worse. For larger ones only the schedules by name are monotone that the search begins with;
+each smaller budget would cost as much as the search itself, and even first plans for one of them more than a tenth of it.
+What the search adds may therefore be a little more at a smaller limit; whoever has the better plan can keep it, as it fits.
+"""
 
 MOST_CHUNKS_PER_DEVICE = 8  # more transfers than that never paid at the costs of the papers
 

@@ -72,6 +72,41 @@ class Instance(NamedTuple):
         return float(np.bincount(self.device, weights=per_chunk, minlength=self.num_devices).max())
 
 
+class ChunkTimes(NamedTuple):
+    """Times and memory of the chunks of a placement; see `Instance`."""
+
+    duration: np.ndarray
+    lag: np.ndarray
+    activation: np.ndarray
+    stash: np.ndarray
+    reduction: np.ndarray
+
+
+def chunk_times(placement: Placement, chunk_costs: Sequence[ChunkCost], costs: CostModel) -> ChunkTimes:
+    """Lay out what the chunks of a placement cost, each on its own device.
+
+    Args:
+        placement: chunks to devices.
+        chunk_costs: one cost per chunk, for a device of speed 1.
+        costs: links, device speeds and reduction of gradients.
+    """
+    owner = placement.devices
+    seconds = [[c.forward, c.backward_input, c.backward_weight] for c in chunk_costs]
+    lag = np.zeros((2, len(owner)))
+    for c in range(1, len(owner)):
+        if owner[c - 1] != owner[c]:
+            payload = chunk_costs[c - 1].output_bytes  # the gradient that comes back has the size of the output
+            lag[0, c] = costs.link_between(owner[c - 1], owner[c]).seconds(payload)
+            lag[1, c - 1] = costs.link_between(owner[c], owner[c - 1]).seconds(payload)
+    return ChunkTimes(
+        duration=np.ascontiguousarray((np.array(seconds) / np.array([[costs.speed(d)] for d in owner])).T),
+        lag=lag,
+        activation=np.array([c.activation_bytes for c in chunk_costs], float),
+        stash=np.array([c.weight_stash_bytes for c in chunk_costs], float),
+        reduction=np.array([costs.reduction_seconds(c) for c in chunk_costs], float),
+    )
+
+
 def build_instance(
     placement: Placement,
     chunk_costs: Sequence[ChunkCost],
@@ -88,16 +123,9 @@ def build_instance(
         num_microbatches: m.
         limits: activation bytes of each device; None for no limit.
     """
-    owner = placement.devices
-    chunks = placement.chunks_by_device()
-    seconds = [[c.forward, c.backward_input, c.backward_weight] for c in chunk_costs]
-    duration = np.ascontiguousarray((np.array(seconds) / np.array([[costs.speed(d)] for d in owner])).T)
-    lag = np.zeros((2, len(owner)))
-    for c in range(1, len(owner)):
-        payload = chunk_costs[c - 1].output_bytes
-        lag[0, c] = costs.transfer_seconds(owner[c - 1], owner[c], payload)
-        lag[1, c - 1] = costs.transfer_seconds(owner[c], owner[c - 1], payload)
-    activation = np.array([c.activation_bytes for c in chunk_costs], float)
+    owner, chunks = placement.devices, placement.chunks_by_device()
+    times = chunk_times(placement, chunk_costs, costs)
+    activation = times.activation
     limit = np.full(placement.num_devices, np.inf) if limits is None else np.array(limits, float)
     counts = np.array([len(own) for own in chunks])
     return Instance(
@@ -105,14 +133,14 @@ def build_instance(
         chunk_list=np.array([c for own in chunks for c in own], np.int32),
         chunk_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         offset=np.concatenate([[0], np.cumsum(counts) * 3 * num_microbatches]).astype(np.int32),
-        duration=duration,
-        lag=lag,
+        duration=times.duration,
+        lag=times.lag,
         activation=activation,
-        stash=np.array([c.weight_stash_bytes for c in chunk_costs], float),
+        stash=times.stash,
         # sums of bytes in another order may differ in the last bits; a whole M_B is far larger than this
         limit=limit + 1e-9 * np.maximum(activation.max(initial=0.0), np.where(np.isinf(limit), 0.0, np.abs(limit))),
         num_microbatches=num_microbatches,
-        reduction=np.array([costs.reduction_seconds(c) for c in chunk_costs], float),
+        reduction=times.reduction,
     )
 
 

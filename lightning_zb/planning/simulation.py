@@ -1,8 +1,9 @@
 """The inner loop of every search: run given orders as early as they allow, on flat integer arrays.
 
 A pass is an integer: `kind * num_cells + chunk * num_microbatches + microbatch` with kinds F, B, W, BW = 0, 1, 2, 3 and
-`num_cells = num_chunks * num_microbatches`. Searches build a `PassTable` once, then call `run_orders` as often as they
-like; everybody else uses `lightning_zb.planning.timeline.simulate`.
+`num_cells = num_chunks * num_microbatches`. F, B and W have the same numbers as in `instance`, from which the times
+and memory of each chunk come. Searches build a `PassTable` once, then call `run_orders` as often as they like; everybody
+else uses `lightning_zb.planning.timeline.simulate`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from lightning_zb.planning.costs import ChunkCost, CostModel
+from lightning_zb.planning.instance import KINDS, chunk_times
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.schedule import Pass, PassKind, Schedule
 
-KINDS = (PassKind.FORWARD, PassKind.BACKWARD_INPUT, PassKind.BACKWARD_WEIGHT, PassKind.BACKWARD)
-_KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
+_KINDS = (*KINDS, PassKind.BACKWARD)
+_KIND_INDEX = {kind: index for index, kind in enumerate(_KINDS)}
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -39,7 +41,7 @@ class PassTable:
             stead), or -1.
         lag: seconds from the end of the pass to the moment its successor may start.
         link: the link its output occupies, `source * num_devices + destination`, or -1 where transfers do not queue.
-        occupancy: seconds its output occupies that link.
+        occupancy: seconds its output occupies that link, 0 where transfers do not queue.
         memory: bytes the device holds more after the pass than before it.
         reduction: for each chunk the seconds of its gradients' reduction after its last W.
     """
@@ -72,7 +74,7 @@ class PassTable:
         """The schedule that `encode` would turn into these arrays."""
         flat, bounds = np.asarray(order).tolist(), np.asarray(offsets).tolist()
         cells, m = self.num_cells, self.num_microbatches
-        passes = [Pass(KINDS[i // cells], i % cells // m, i % m) for i in flat]
+        passes = [Pass(_KINDS[i // cells], i % cells // m, i % m) for i in flat]
         return Schedule(tuple(tuple(passes[a:b]) for a, b in pairwise(bounds)))
 
 
@@ -94,26 +96,16 @@ def tabulate(
     """
     n, m, num_devices = placement.num_chunks, num_microbatches, placement.num_devices
     device = np.array(placement.devices, dtype=np.int64)
-    speed = np.array([costs.speed(d) for d in placement.devices])
-    forward, backward, weight, whole = (
-        np.array([getattr(c, name) for c in chunk_costs], dtype=np.float64) / speed
-        for name in ("forward", "backward_input", "backward_weight", "whole_backward")
-    )
-    activation = np.array([c.activation_bytes for c in chunk_costs], dtype=np.float64)
-    stash = np.array([c.weight_stash_bytes for c in chunk_costs], dtype=np.float64)
-
-    down_lag, down_occupancy, up_lag, up_occupancy = np.zeros((4, n))
+    (forward, backward, weight), lag, activation, stash, reduction = chunk_times(placement, chunk_costs, costs)
+    whole = np.array([c.whole_backward / costs.speed(d) for c, d in zip(chunk_costs, placement.devices, strict=True)])
+    down_lag, up_lag, down_occupancy, up_occupancy = np.zeros((4, n))
+    down_lag[:-1], up_lag[1:] = lag[0, 1:], lag[1, :-1]  # here they stand with the pass that sends
     down_link, up_link = np.full((2, n), -1)
-    for c in range(n - 1):
-        here, there = placement.devices[c], placement.devices[c + 1]
-        if here == there:
-            continue
-        size = chunk_costs[c].output_bytes  # the gradient that comes back has the size of the output
-        down_lag[c] = costs.transfer_seconds(here, there, size)
-        up_lag[c + 1] = costs.transfer_seconds(there, here, size)
-        down_occupancy[c] = size / costs.link_between(here, there).bandwidth
-        up_occupancy[c + 1] = size / costs.link_between(there, here).bandwidth
-        if fifo_links:
+    for c, (here, there) in enumerate(pairwise(placement.devices) if fifo_links else ()):
+        if here != there:
+            size = chunk_costs[c].output_bytes  # the gradient that comes back has the size of the output
+            down_occupancy[c] = size / costs.link_between(here, there).bandwidth
+            up_occupancy[c + 1] = size / costs.link_between(there, here).bandwidth
             down_link[c], up_link[c + 1] = here * num_devices + there, there * num_devices + here
 
     cells = n * m
@@ -136,7 +128,7 @@ def tabulate(
         link=np.concatenate([spread(down_link, up_link), nothing, spread(up_link)]).astype(np.int64),
         occupancy=np.concatenate([spread(down_occupancy, up_occupancy), zeros, spread(up_occupancy)]),
         memory=spread(activation, stash - activation, -stash, -activation),
-        reduction=np.array([costs.reduction_seconds(c) for c in chunk_costs], dtype=np.float64),
+        reduction=reduction,
     )
 
 

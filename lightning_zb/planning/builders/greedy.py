@@ -63,22 +63,32 @@ class Choices:
 
 
 def rework(
-    problem: Problem, table: PassTable, order: Integers, offsets: Integers, limits: tuple[float, ...], from_drain: bool
+    problem: Problem,
+    table: PassTable,
+    order: Integers,
+    offsets: Integers,
+    limits: tuple[float, ...],
+    from_drain: bool,
+    choices: Choices = Choices(),
 ) -> Integers:
     """Order a schedule of F, B and W anew by the true costs, within other limits that leave room for it.
 
     Args:
         problem: what the order is for; its limits do not matter.
         table: its passes.
-        order: a complete order without BW.
-        offsets: where each device's part starts.
+        order: all F and B of a complete order, or all its passes, without BW.
+        offsets: where each device's part of a complete order starts.
         limits: bytes by device.
         from_drain: F and B keep their order only up to the last F of the device's first chunk; otherwise throughout, and
             only W move.
+        choices: which W go before an F or B, and how the drain is ordered; resolution does not matter.
+
+    Returns:
+        The new order; the old one where its F and B cannot be kept.
     """
     lead = order[order < 2 * table.num_cells]
     lengths = _until_last_forward(lead, offsets // 3 * 2, problem) if from_drain else np.diff(offsets) // 3 * 2
-    reworked = _list_schedule(replace(problem, limits=limits), Choices(), table, offsets, lead, lengths)
+    reworked = _list_schedule(replace(problem, limits=limits), choices, table, offsets, lead, lengths)
     return order if reworked[-1] < 0 else reworked
 
 

@@ -6,18 +6,20 @@ memory within its limits. Lower bounds end the search early.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 import numpy as np
 
 from lightning_zb.planning.bounds import lower_bound
-from lightning_zb.planning.builders.greedy import Choices, Detour, list_order
+from lightning_zb.planning.builders.greedy import Choices, Detour, list_order, order_offsets
+from lightning_zb.planning.builders.lockstep import lockstep_orders
 from lightning_zb.planning.instance import build_instance
 from lightning_zb.planning.less_memory import best_within, num_levels
 from lightning_zb.planning.placement import cyclic, wave
 from lightning_zb.planning.registry import Problem, ScheduleSpec, register, register_numbered
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.simulation import Integers, spans, tabulate
+from lightning_zb.planning.simulation import Integers, PassTable, spans, tabulate
 
 _CLOCKS = (
     (1, Detour.NONE),
@@ -93,10 +95,10 @@ def _best_at(problem: Problem, is_coarse: bool) -> Integers:
         count = max(_FEWEST_COARSE, _COARSE_PASSES // passes)
     else:
         count = max(_FEWEST_FINE, _FINE_PASSES // (passes * num_levels(problem)))
+    offsets = order_offsets(problem)
     best_figures, best_order = (np.inf, np.inf), np.empty(0, dtype=np.int64)
     seen: set[bytes] = set()
-    for choices in GRID[:count]:
-        order, offsets = list_order(problem, choices, table)
+    for order in _orders(problem, is_coarse, GRID[:count], table):
         if order.tobytes() in seen:
             continue
         seen.add(order.tobytes())
@@ -107,6 +109,14 @@ def _best_at(problem: Problem, is_coarse: bool) -> Integers:
         if _about(best_figures[0], bound):
             break
     return best_order
+
+
+def _orders(problem: Problem, is_coarse: bool, grid: Iterable[Choices], table: PassTable) -> Iterator[Integers]:
+    """What to choose from: the list schedules and, on a V at coarse levels, the rounds."""
+    for choices in grid:
+        yield list_order(problem, choices, table)[0]
+    if is_coarse:
+        yield from lockstep_orders(problem, table)
 
 
 def _about(a: float, b: float) -> bool:
