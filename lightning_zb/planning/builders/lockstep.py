@@ -4,7 +4,8 @@ After the public scheduler of zb-v by Qi et al. (github.com/sail-sg/zero-bubble-
 many F as arrive in time for the first way through the V and as the memory holds; then the devices take turns, which keeps
 the order of F and B regular however long the transfers are. Where memory is plenty that beats decisions by time, whose small
 delays add up over the devices. W fill what they fit into, make room, and keep a device from becoming the one with the most
-idle time; a second pass knows how much idle time each device had in the first, and lets it have the rest beforehand.
+idle time; a second pass knows how much idle time each device had in the first, and lets it have the rest beforehand. Times
+rounded to parts of an F keep passes aligned here too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from numba import njit
 from lightning_zb.planning.builders.greedy import Choices, order_offsets, rework
 from lightning_zb.planning.placement import wave
 from lightning_zb.planning.registry import Problem
-from lightning_zb.planning.simulation import Integers, PassTable
+from lightning_zb.planning.simulation import Floats, Integers, PassTable
 
 _TOLERANCE = 1e-9  # of a limit: sums of bytes in floating point
 _ALMOST = 1.0 - 1e-9  # times that are equal but for rounding count as equal
+# Parts of the mean F to which durations are rounded, and what a transfer then takes in F: as `tuning` has them.
+_ROUNDED = ((4, 1 / 8), (4, 1 / 12), (3, 0.0))
 _MOST_REPEATS = 4  # of the rounds, with the idle times of the time before
 
 
@@ -38,20 +41,29 @@ def lockstep_orders(problem: Problem, table: PassTable) -> Iterator[Integers]:
         return
     room = np.array(problem.limits) * (1.0 + _TOLERANCE)
     offsets = order_offsets(problem)
-    for fill_forward, fill_backward in product((True, False), repeat=2):
+    for (duration, lag), fill_forward, fill_backward in product(_clocks(table), (True, False), (True, False)):
         allowed = np.zeros(placement.num_devices)
         before = np.inf
         for _ in range(_MOST_REPEATS):
             order = np.empty(offsets[-1], dtype=np.int64)
-            idle = _take_turns(m, table.duration, table.lag, table.memory, room, fill_forward, fill_backward, allowed, order)
+            idle = _take_turns(m, duration, lag, table.memory, room, fill_forward, fill_backward, allowed, order)
             if len(idle) == 0:
-                return
+                break
             yield order
             if idle.max() >= before:
                 break
             before, allowed = idle.max(), idle.max() - idle
-        choices = Choices(fill_forward=fill_forward, fill_backward=fill_backward)
-        yield rework(problem, table, order, offsets, problem.limits, from_drain=True, choices=choices)
+        if len(idle) > 0 and duration is table.duration:
+            choices = Choices(fill_forward=fill_forward, fill_backward=fill_backward)
+            yield rework(problem, table, order, offsets, problem.limits, from_drain=True, choices=choices)
+
+
+def _clocks(table: PassTable) -> Iterator[tuple[Floats, Floats]]:
+    """Times by which to order: durations and transfers of each pass, first the true ones."""
+    yield table.duration, table.lag
+    mean = table.duration[: table.num_cells].mean()
+    for parts, transfer in _ROUNDED if mean > 0.0 else ():
+        yield np.round(table.duration / mean * parts) * (mean / parts), np.where(table.lag > 0.0, transfer * mean, 0.0)
 
 
 class _Rounds(NamedTuple):
