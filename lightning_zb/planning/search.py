@@ -46,6 +46,7 @@ _LOOKS_PER_PASS = 0.6  # the annealer looks at that many passes in the time in w
 _KEPT_VECTORS = 4
 _PASSES_FOR_ALL_CLOCKS = 40_000  # beyond, each start is tried with its own clock alone
 _MOST_PASSES_PER_UNIT = 4.2 * _PASSES_PER_UNIT
+_NOT_FAR_BEHIND = 1.01  # of the best value: what is still worth annealing
 _PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
 # Steps by which the first devices hold less than the last, and the reserve of the list scheduler. A B that takes longer than
 # an F reaches each device later than the one before, which then waits until one more F fits: the steps say where.
@@ -142,7 +143,8 @@ class Searcher:
         self._seconds_per_unit = 0.0
         self._order = serial_order(self.instance)
         self.value = self._figure(self._order)
-        self._tuned = self._order
+        self._tuned = self._own_order = self._order
+        self._own_value = self.value
         for schedule in warm_starts:
             self.offer(schedule)
 
@@ -167,8 +169,8 @@ class Searcher:
         return self._units
 
     def offer(self, schedule: Schedule) -> None:
-        """Take over an order if it fits and is better."""
-        self._offer(from_schedule(self.instance, schedule))
+        """Take over an order if it fits and is better; what the search itself has found is improved beside it."""
+        self._offer(from_schedule(self.instance, schedule), is_own=False)
 
     def begin(self) -> None:
         """Try every start of the list scheduler once, unless done: the first good plan."""
@@ -261,10 +263,22 @@ class Searcher:
         return cost
 
     def _anneal(self, work: int) -> None:
-        """Continue from the best order; every other time from the order tuned last, unless that is far behind."""
+        """Continue from the best order of the search's own; every other time from an order that was offered, where that is
+        the best, else from the order tuned last; from the best where these are far behind.
+
+        An order that was offered may be better than what tuning finds, and yet leave less to be improved.
+        """
+        is_offered = self.value < self._own_value
+        is_own = True
         order = self._order
-        if self._round // 2 % 2 == 1 and self._figure(self._tuned) <= 1.02 * self.value:
-            order = self._tuned
+        if self._round // 2 % 2 == 1:
+            if is_offered:
+                is_own = False
+            elif self._figure(self._tuned) <= 1.02 * self.value:
+                order = self._tuned
+        elif is_offered:
+            is_own = self._own_value <= _NOT_FAR_BEHIND * self.value
+            order = self._own_order if is_own else self._order
         forward = float(self.instance.duration.max())
         if forward <= 0.0:
             return
@@ -273,12 +287,14 @@ class Searcher:
         anneal(
             positive(self.instance), order, self._stream, work, hot * forward, 0.002 * forward, 0.1, 3.0, 0.6, self._own_start
         )
-        self._offer(order)
+        self._offer(order, is_own)
 
-    def _offer(self, order: np.ndarray) -> None:
+    def _offer(self, order: np.ndarray, is_own: bool = True) -> None:
         if len(order) != self.instance.num_passes or not fits_memory(self.instance, order):
             return
         value = self._figure(order)
+        if is_own and value < self._own_value:
+            self._own_value, self._own_order = value, order.copy()
         if value < self.value:
             self.value, self._order = value, order.copy()
 
