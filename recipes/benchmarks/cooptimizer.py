@@ -29,6 +29,7 @@ from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import find_schedule, known_schedules
+from recipes.benchmarks.floors import floor
 from recipes.benchmarks.joint_optimum import joint_optimum
 from recipes.costs.device import H800
 from recipes.costs.models import CONFIGURATIONS, Configuration
@@ -55,12 +56,6 @@ def peak_bytes(plan: Plan) -> float:
     """What the fullest device holds, model states included."""
     states = constant_bytes(plan.costs, plan.partition, plan.placement)
     return max(a + b for a, b in zip(plan.predicted.peak_bytes, states, strict=True))
-
-
-def floor(costs: CostModel, num_devices: int, num_microbatches: int) -> float:
-    """Seconds below which no plan comes: all devices always busy, or the dearest item on a device of its own."""
-    work = [layer.work for layer in costs.layers]
-    return num_microbatches * max(sum(work) / num_devices, max(work))
 
 
 def baseline_plans(config: Configuration, costs: CostModel, num_devices: int, num_microbatches: int) -> dict[str, Plan | None]:
