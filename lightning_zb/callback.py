@@ -285,6 +285,7 @@ class ZeroBubbleCallback(pl.Callback):
             runs_ahead=pipeline.ending is not None and pipeline.ending.may_run_ahead,
             min_gain=self.min_gain,
             seconds=self.plan_seconds,
+            must_fit=request.memory_budget is not None and self._measured_plan is None,
         )
 
     def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:

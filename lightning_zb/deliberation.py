@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_zb.planning.budget import InfeasibleBudget
+
 _TAG = 17  # the executor's messages in the same group have none
 
 
@@ -67,6 +69,9 @@ class Deliberation:
     def _think(self, think: Callable[[], Any]) -> None:
         try:
             self._outcome = think(), None
+        except InfeasibleBudget as error:
+            self._error = error
+            self._outcome = None, f"with the bytes that were measured, {error}"
         except Exception as error:
             self._error = error
             self._outcome = None, f"planning with measured costs failed on rank 0: {type(error).__name__}: {error}"

@@ -14,36 +14,38 @@ from functools import wraps
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.core.optimizer import _configure_optimizers
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_zb.metrics import share_metrics
+from lightning_zb.refusals import check_optimizers
 
 _STAGES = ("validation", "test", "predict")
 _READ_OUTPUTS = tuple(f"on_{stage}_{end}_end" for stage in _STAGES for end in ("batch", "epoch"))
 
 
-def adapt_hooks(module: pl.LightningModule, trainer: Any) -> None:
-    """Wrap the module's hooks on the instance: those that read outputs, and the end of the training epoch.
+def adapt_hooks(module: pl.LightningModule) -> None:
+    """Wrap the module's hooks on the instance: those that read outputs, the end of the training epoch, the optimizers' making.
 
     The monitoring callbacks come right after `on_train_epoch_end` of the module, so what they monitor is shared there.
     A callback could not stand in that place: a Checkpoint subclass would, but it would become
     `trainer.checkpoint_callback`.
 
     Args:
-        module: the user's LightningModule.
-        trainer: its Trainer; `global_rank` is known.
+        module: the user's LightningModule; another Trainer may have adapted its hooks before.
     """
     for name in _READ_OUTPUTS:
         if is_overridden(name, module):
-            _replace(module, name, _tolerant(getattr(module, name), name, trainer))
-    users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", trainer)
+            _replace(module, name, _tolerant(getattr(module, name), name, module))
+    users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", module)
 
     def on_train_epoch_end() -> None:
-        share_metrics(trainer)
+        share_metrics(module.trainer)
         users_hook()
-        share_metrics(trainer)
+        share_metrics(module.trainer)
 
     _replace(module, "on_train_epoch_end", on_train_epoch_end)
+    _replace(module, "configure_optimizers", _checked(module.configure_optimizers))
 
 
 def share_results(trainer: Any) -> None:
@@ -64,9 +66,23 @@ def _shared(run: Callable[[], Any], trainer: Any) -> Callable[[], Any]:
     return run_and_share
 
 
-def _tolerant(hook: Callable[..., Any], name: str, trainer: Any) -> Callable[..., Any]:
+def _checked(configure_optimizers: Callable[[], Any]) -> Callable[[], Any]:
+    """Refuse what a pipeline cannot step, ahead of Lightning, which would advise manual optimization for two optimizers."""
+
+    @wraps(configure_optimizers)
+    def configure_and_check() -> Any:
+        configured = configure_optimizers()
+        if configured is not None:
+            check_optimizers(_configure_optimizers(configured)[0])
+        return configured
+
+    return configure_and_check
+
+
+def _tolerant(hook: Callable[..., Any], name: str, module: pl.LightningModule) -> Callable[..., Any]:
     @wraps(hook)
     def run(*args: Any, **kwargs: Any) -> Any:
+        trainer: Any = module.trainer
         if trainer.strategy.has_loss:
             return hook(*args, **kwargs)
         try:

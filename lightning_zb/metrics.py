@@ -14,8 +14,6 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from torchmetrics import Metric
 
-LOSS_RANK = 0
-
 
 class LossRankMetrics(Callback):
     """Flushes pending steps and broadcasts `trainer.callback_metrics` of the loss rank; first in the list of callbacks."""
@@ -48,10 +46,10 @@ class LossRankMetrics(Callback):
 
 
 def share_metrics(trainer: Any) -> None:
-    """Give every rank the callback metrics of the loss rank (a collective)."""
-    mine = {k: v.detach().cpu() for k, v in trainer.callback_metrics.items()} if trainer.global_rank == LOSS_RANK else None
-    shared = trainer.strategy.broadcast(mine, src=LOSS_RANK)
-    if trainer.global_rank != LOSS_RANK:
+    """Give every rank the callback metrics of global rank 0, which has the loss (a collective)."""
+    mine = {k: v.detach().cpu() for k, v in trainer.callback_metrics.items()} if trainer.is_global_zero else None
+    shared = trainer.strategy.broadcast(mine)
+    if not trainer.is_global_zero:
         trainer._logger_connector._callback_metrics.update(shared)
 
 

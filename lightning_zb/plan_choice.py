@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
+from lightning_zb.arguments import is_plan_file
 from lightning_zb.model.assumed_costs import assumed_costs
 from lightning_zb.model.layers import LayerStack
-from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, check_budget
+from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, check_budget, format_bytes, parse_bytes
+from lightning_zb.planning.compiling import is_compiled
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
 from lightning_zb.replanning import Replan
+
+_File = TypeVar("_File")
 
 _CAUTION = 0.5
 """Share of the memory budget to plan with before bytes are measured; assumed ones may be wrong by a factor."""
@@ -78,6 +84,11 @@ def choose_plan(
     """
     outcome: ChosenPlan | ValueError | None = None
     if is_planner:
+        if not is_compiled():
+            rank_zero_info(
+                "zero_bubble: compiling the planner's loops, once an installation, for up to a minute "
+                "(`python -m lightning_zb.planning.compiling` does so beforehand)"
+            )
         try:
             outcome = _choose(request, module, stack, num_devices, num_microbatches)
         except (ValueError, OSError) as error:
@@ -90,11 +101,12 @@ def choose_plan(
 
 
 def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devices: int, num_microbatches: int) -> ChosenPlan:
-    if request.schedule.endswith(".json"):
-        plan = read_plan(request.schedule)
+    if is_plan_file(request.schedule):
+        plan = _read(read_plan, "schedule", request.schedule, "lightning-zb plan --out")
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
     check_budget(request.memory_budget, num_devices)
+    _check_parameters_fit(request.memory_budget, module, num_devices)
     spec = find_schedule(request.schedule)
     sizes = num_devices, num_microbatches
     if request.costs is None and request.replan is Replan.PLACEMENT and isinstance(spec, SearchSpec):
@@ -125,7 +137,8 @@ def _make(
         return make_plan(costs, num_devices, num_microbatches, request.schedule, budget, request.partition, **options)
 
     if request.costs is not None:
-        chosen, source = make(read_costs(request.costs), budget), f"costs from {request.costs}"
+        measured = _read(read_costs, "costs", request.costs, "lightning-zb profile --out")
+        chosen, source = make(measured, budget), f"costs from {request.costs}"
     else:
         costs, source = assumed_costs(module, stack.names, stack.modules), "costs assumed from parameter counts"
         if searches and budget is None:
@@ -157,6 +170,38 @@ def _cautious(make: Callable[[MemoryBudget], Plan], budget: Any) -> Plan:
         if not needs_bytes(budget):
             make(budget)
         return make(error.smallest)
+
+
+def _check_parameters_fit(budget: Any, module: nn.Module, num_devices: int) -> None:
+    """Refuse sizes of whole devices that cannot even hold parameters and gradients: that is known before anything runs.
+
+    Raises:
+        ValueError: together they are too small, however the model is cut.
+    """
+    sizes = list(budget) if isinstance(budget, (list, tuple)) else [budget] * num_devices
+    if not all(isinstance(size, str) for size in sizes):
+        return
+    # precision may still halve what is in 32 bits
+    least = sum(p.numel() * min(p.element_size(), 2) * (2 if p.requires_grad else 1) for p in module.parameters())
+    if least > sum(map(parse_bytes, sizes)):
+        each = math.ceil(least / num_devices / 2**20)
+        raise ValueError(
+            f"memory_budget={budget!r} does not fit: parameters and gradients alone take {format_bytes(least)} on "
+            f"{num_devices} devices; write more than '{each}MiB' for each"
+        )
+
+
+def _read(read: Callable[[str | Path], _File], argument: str, path: str | Path, command: str) -> _File:
+    """Read a file that an argument of the strategy names.
+
+    Raises:
+        ValueError: it cannot be read; one sentence.
+    """
+    try:
+        return read(path)
+    except OSError as error:
+        reason = f"{argument}={str(path)!r} cannot be read ({error.strerror}); write the path of a file that {command} made"
+        raise ValueError(reason) from error
 
 
 def needs_bytes(budget: Any) -> bool:

@@ -14,6 +14,19 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_zb.inner_parallelism import check_layers_are_whole
 
 
+def check_automatic(module: pl.LightningModule) -> None:
+    """Refuse manual optimization, ahead of Lightning, which asks for other options of the Trainer first.
+
+    Raises:
+        ValueError: one clear sentence.
+    """
+    if module._trainer is not None and module.trainer.training and not module.automatic_optimization:
+        raise ValueError(
+            "manual optimization decides its own backward passes, so there is no schedule to run; "
+            "set self.automatic_optimization = True to train with the zero_bubble strategy"
+        )
+
+
 def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
     """Refuse modules and Trainer options whose results would be wrong.
 
@@ -28,11 +41,6 @@ def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
     check_layers_are_whole(trainer, module)
     if not trainer.training:
         return
-    if not module.automatic_optimization:
-        raise ValueError(
-            "manual optimization decides its own backward passes, so there is no schedule to run; "
-            "set self.automatic_optimization = True to train with the zero_bubble strategy"
-        )
     for callback in trainer.callbacks:
         _check_callback(callback)
     _check_model(module)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, unique
 
-from lightning_zb.planning.budget import MemoryBudget, activation_limits, fits
+from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, fits, infeasible
 from lightning_zb.planning.compiling import compile_search
 from lightning_zb.planning.cooptimize.cut_rules import Constraints, read_constraints
 from lightning_zb.planning.costs import CostModel
@@ -50,6 +50,7 @@ class Terms:
         min_gain: the share of a step's time that a new plan must save.
         seconds: for all of it but what an installation's first search compiles; schedules that search share what is left,
             and no further one is tried once it is over.
+        must_fit: whether to refuse a budget that nothing fits, where anything may change; else what runs stays.
     """
 
     replan: Replan
@@ -61,6 +62,7 @@ class Terms:
     runs_ahead: bool = False
     min_gain: float = 0.01
     seconds: float = 10.0
+    must_fit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,9 @@ def decide(running: Plan, costs: CostModel, terms: Terms) -> Decision:
         running: what runs, whatever costs it was made for.
         costs: measured.
         terms: what a new plan may change and must keep to.
+
+    Raises:
+        InfeasibleBudget: nothing fits a budget that must be kept; says the smallest that does.
     """
     if terms.replan is Replan.PLACEMENT:
         compile_search()
@@ -128,12 +133,12 @@ def decide(running: Plan, costs: CostModel, terms: Terms) -> Decision:
     return replace(decision, seconds=time.perf_counter() - started)
 
 
-def _find_best(now: Plan, terms: Terms, deadline: float) -> tuple[Plan | None, list[str]]:
+def _find_best(now: Plan, terms: Terms, deadline: float) -> tuple[Plan | None, list[ValueError | str]]:
     """The fastest of all plans that may take the running one's place, and why there are not more of them."""
     costs, figure = now.costs, step_seconds(terms.runs_ahead)
     rules = read_constraints(terms.constraints, costs)
     best: Plan | None = None
-    refusals: list[str] = []
+    refusals: list[ValueError | str] = []
     candidates = list(_candidates(now, terms))
     searches = sum(isinstance(find_schedule(name), SearchSpec) for name, *_ in candidates)
     for name, partition, keeps_placement in candidates:
@@ -153,7 +158,7 @@ def _find_best(now: Plan, terms: Terms, deadline: float) -> tuple[Plan | None, l
         try:
             plan = make_plan(costs, now.num_devices, now.num_microbatches, name, room, partition, placement, **options)
         except ValueError as error:
-            refusals.append(str(error))
+            refusals.append(error)
             continue
         if terms.joins_ends and plan.placement.devices[0] != plan.placement.devices[-1]:
             continue
@@ -166,23 +171,41 @@ def _find_best(now: Plan, terms: Terms, deadline: float) -> tuple[Plan | None, l
     return best, refusals
 
 
-def _weigh(now: Plan, best: Plan | None, refusals: Sequence[str], terms: Terms) -> Decision:
+def _weigh(now: Plan, best: Plan | None, refusals: Sequence[ValueError | str], terms: Terms) -> Decision:
     """Whether the best plan is worth changing to, and why."""
+    over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
     if best is None:
-        why = refusals[0] if refusals else f"{terms.schedule} has one order only"
+        if over and terms.must_fit and terms.replan is not Replan.OFF:
+            _refuse_budget(now, refusals, terms)
+        why = str(refusals[0]) if refusals else f"{terms.schedule} has one order only"
         if terms.replan is Replan.OFF:
             why = "re-planning is off"
         return Decision(now, "nothing", f"{why}; the running plan stays")
     figure = step_seconds(terms.runs_ahead)
     gain = 1 - figure(best) / figure(now)
-    over = now.memory_limit is not None and not fits(now.predicted.peak_bytes, now.memory_limit)
     if not over and gain < terms.min_gain:
         found = f"{best.planner.name} would save {100 * gain:.1f} % of a step" if gain > 0 else "nothing faster was found"
-        found += "".join(f"; not possible: {refusal}" for refusal in dict.fromkeys(refusals))
+        found += "".join(f"; not possible: {refusal}" for refusal in dict.fromkeys(map(str, refusals)))
         return Decision(now, "nothing", f"{found}; the running plan stays")
     what = changed(now, best)
     why = "the running plan exceeds the memory limit" if over else f"saves {100 * gain:.1f} % of a step by prediction"
     return Decision(best, what, f"{best.planner.name}, new {what}: {why}")
+
+
+def _refuse_budget(now: Plan, refusals: Sequence[ValueError | str], terms: Terms) -> None:
+    """Raise what names the smallest budget: the refusal of a schedule that takes budgets, or what a fixed order needs.
+
+    Args:
+        now: the running plan with measured costs.
+        refusals: why others cannot run; where none is about the budget, nothing is known of what would fit.
+        terms: what a new plan may change and must keep to.
+    """
+    for refusal in refusals:
+        if isinstance(refusal, InfeasibleBudget):
+            raise refusal
+    if next(_candidates(now, terms), None) is None:
+        peaks, what = now.predicted.peak_bytes, f"schedule {now.planner.name!r}"
+        raise infeasible(terms.budget, peaks, what, now.costs, now.partition, now.placement)
 
 
 def _limits(budget: MemoryBudget, plan: Plan) -> tuple[float, ...] | None:

@@ -36,17 +36,6 @@ class PostValidation(str, Enum):
     INPLACE = "inplace"
     OFF = "off"
 
-    @classmethod
-    def parse(cls, value: str) -> PostValidation:
-        """Read what the user wrote.
-
-        Raises:
-            ValueError: it is none of the four.
-        """
-        if value not in {mode.value for mode in cls}:
-            raise ValueError(f"post_validation={value!r} is unknown; write one of {', '.join(mode.value for mode in cls)}")
-        return cls(value)
-
 
 @dataclass(frozen=True, slots=True)
 class StepRules:

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_zb import hooks, metrics, precision, refusals, stopping
+from lightning_zb.arguments import check_arguments
 from lightning_zb.callback import ZeroBubbleCallback
 from lightning_zb.checkpointing import CheckpointingStrategy
 from lightning_zb.data_agreement import share_random_state
@@ -29,7 +30,6 @@ from lightning_zb.model.deferred_init import DeferredInit
 from lightning_zb.model.layers import check_same_layers
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
-from lightning_zb.planning.budget import check_budget
 from lightning_zb.planning.plan import Plan
 from lightning_zb.replicas import BroadcastLoader, share_out
 from lightning_zb.step_gradients import StepGradients
@@ -104,11 +104,12 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         checkpoint_io: Any = None,
         precision_plugin: Precision | None = None,
     ) -> None:
+        check_arguments(locals())
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         self._options = PipelineOptions(
             plan=PlanRequest(
                 schedule=schedule,
-                memory_budget=memory_budget,
+                memory_budget=memory_budget if isinstance(memory_budget, float | int | str | None) else [*memory_budget],
                 partition=partition,
                 costs=costs,
                 constraints=constraints,
@@ -119,13 +120,8 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
             timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             side_channels=(side_channels,) if isinstance(side_channels, str) else tuple(side_channels),
         )
-        check_budget(memory_budget)
-        if data not in ("read", "broadcast"):
-            raise ValueError(f'data={data!r} is unknown; write "read" or "broadcast"')
-        if self._options.timeout <= timedelta(0):
-            raise ValueError(f"timeout={timeout!r} leaves no time for a transfer; write how many seconds a peer may be silent")
         self.process_group_backend = process_group_backend
-        self._post_validation = PostValidation.parse(post_validation)
+        self._post_validation = PostValidation(post_validation)
         self._error_if_nonfinite = error_if_nonfinite
         self._save_distributed_checkpoint = save_distributed_checkpoint
         self._start_method = start_method
@@ -187,6 +183,10 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
             finish_previous_job()
             self._launcher = PipelineScriptLauncher(environment, self.num_processes, self.num_nodes)
 
+    def connect(self, model: pl.LightningModule) -> None:
+        refusals.check_automatic(model)
+        super().connect(model)
+
     def setup_environment(self) -> None:
         super().setup_environment()
         self.open_connections(self._options.timeout)
@@ -201,7 +201,7 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         if self.root_device.type == "cuda" and not any(isinstance(c, LateMetrics) for c in trainer.callbacks):
             trainer.callbacks.insert(1, LateMetrics())
         stopping.end_on_sigterm(trainer)
-        hooks.adapt_hooks(module, trainer)
+        hooks.adapt_hooks(module)
         hooks.share_results(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -252,7 +252,6 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
-            refusals.check_optimizers(self.optimizers)
             reads = refusals.reads_gradients(self.lightning_module)
             scaler = precision.scaler_of(self.precision_plugin)
             rules = StepRules(self._post_validation, reads, self._error_if_nonfinite, scaler)

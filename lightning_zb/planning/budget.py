@@ -47,7 +47,7 @@ def check_budget(budget: MemoryBudget, num_devices: int | None = None) -> None:
         ValueError: it cannot be read, is not positive, or a list has not one entry for each device.
     """
     if num_devices is None:
-        num_devices = len(budget) if isinstance(budget, (list, tuple)) else 1
+        num_devices = len(budget) if isinstance(budget, Sequence) and not isinstance(budget, str) else 1
     for entry in _per_device(budget, num_devices):
         if isinstance(entry, str):
             parse_bytes(entry)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
+from lightning_zb.planning import simulation
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planner import make_plan
+
+
+def is_compiled() -> bool:
+    """Whether this installation keeps the compiled loops that every plan needs; where not, the first plan takes a minute."""
+    folder = Path(simulation.run_orders.stats.cache_path or ".")
+    return any(folder.glob("simulation.run_orders-*.nbi"))
 
 
 @cache

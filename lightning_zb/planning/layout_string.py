@@ -97,6 +97,9 @@ def _expanded(text: str) -> str:
         plain = plain[: group.start()] + group[1] * int(group[2] or 1) + plain[group.end() :]
     plain = _REPEATED.sub(lambda match: match[1] * int(match[2]), plain)
     strange = re.sub(r"[EtmL|]", "", plain)
+    if strange[:1] in ("(", ")"):
+        other = ")" if strange[0] == "(" else "("
+        raise ValueError(f"layout {text!r} has a {strange[0]!r} without its {other!r}; write a group as (tt|)*2")
     if strange:
         raise ValueError(f"layout {text!r} has {strange[0]!r}, which is not one of E, t, m, L, |, (...), *n and commas")
     return plain

@@ -77,6 +77,8 @@ def plan_from_json(data: Json) -> Plan:
     Raises:
         ValueError: a field is missing or wrong; the message names it.
     """
+    if "format" not in data and "layers" in data and "passes" not in data:
+        raise ValueError("is a costs file; write a plan file, which lightning-zb plan --costs ... --out ... makes of it")
     file_format = _field(data, "format", _text)
     if file_format != FORMAT:
         raise FieldError(("format",), f"is {file_format!r}, this version reads {FORMAT!r}")

@@ -134,6 +134,7 @@ def test_bad_files_are_named(costs, tmp_path, capsys):
     broken.write_text("{")
     for command in ("simulate", "show"):
         assert f"{broken}: not JSON" in bad_input(capsys, command, broken)
+        assert f"{costs}: is a costs file; write a plan file, which lightning-zb plan" in bad_input(capsys, command, costs)
 
 
 def test_a_file_that_cannot_be_written_is_named_before_any_work(costs, plan_file, tmp_path, capsys):

@@ -32,6 +32,10 @@ def one_batch():
     return torch.zeros(3, WIDTH), torch.zeros(3, 1)
 
 
+def wrong_batch():
+    return torch.zeros(3, WIDTH + 1), torch.zeros(3, 1)
+
+
 def kernels():
     return KernelModule()
 
@@ -110,6 +114,7 @@ def test_the_times_of_layers_are_found(tmp_path, capsys):
             f"--module {HERE}:Unfinished: No `training_step()`",
         ),
         (["--layers", "head", "--batch", f"{HERE}:one_batch"], 'layers="head" is a Linear'),
+        (["--batch", f"{HERE}:wrong_batch"], ": its step failed in tests/lightning/emulated.py, line "),
         ([], "has no train_dataloader of its own; write --data or --batch"),
     ],
 )

@@ -68,9 +68,24 @@ AT_SETUP: dict[str, tuple[type[L.LightningModule], dict, str]] = {
     "no stack": (NoStack, {}, r"found no nn.ModuleList or nn.Sequential with parameters in NoStack.*layers="),
     "wrong path": (SequentialModule, {"layers": "net.blocks"}, r'layers="net.blocks" names no module.*"model"'),
     "too few layers": (SequentialModule, {"schedule": "wave-5"}, r"8 layers|fewer|10 chunks"),
-    "manual": (Manual, {}, r"manual optimization"),
-    "two optimizers": (TwoOptimizers, {}, r"optimizers"),
+    "manual": (Manual, {}, r"^manual optimization decides .* set self\.automatic_optimization = True"),
+    "two optimizers": (TwoOptimizers, {}, r"returned 2 optimizers; .* use one optimizer with several parameter groups"),
     "unknown schedule": (SequentialModule, {"schedule": "zbv"}, r"'zbv' is unknown; known are .*1f1b.*zb-v"),
+    "no plan file": (
+        SequentialModule,
+        {"schedule": "none.json"},
+        r"schedule='none.json' cannot be read \(No such.*lightning-zb plan",
+    ),
+    "no costs file": (
+        SequentialModule,
+        {"costs": "none.json"},
+        r"costs='none.json' cannot be read \(No such.*lightning-zb profile",
+    ),
+    "no room": (
+        SequentialModule,
+        {"memory_budget": "1KiB"},
+        r"'1KiB' does not fit: parameters and gradients .* write more than '",
+    ),
     "too little memory": (SequentialModule, {"memory_budget": 0.01}, r"memory budget.*0\.\d+|smallest"),
 }
 IN_STEP: dict[str, tuple[type[L.LightningModule], str]] = {

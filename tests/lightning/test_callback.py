@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -110,6 +111,23 @@ def test_too_much_memory_is_reported_at_once(tmp_path: Path):
     strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb-v", memory_budget="0.6MiB", virtual_devices=2)
     with pytest.warns(UserWarning, match=r"device 0 held .* of activations, more than .* that its memory budget leaves"):
         _fit(callback, strategy, tmp_path, 3)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_a_budget_that_nothing_fits_ends_training_once_bytes_are_known(schedule: str, tmp_path: Path):
+    """The sentence says which one is enough."""
+
+    def fit(budget: str) -> None:
+        callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 3), background=False)
+        strategy = lightning_zb.ZeroBubbleStrategy(schedule=schedule, memory_budget=budget, virtual_devices=2)
+        _fit(callback, strategy, tmp_path, 6)
+
+    sentence = r"with the bytes that were measured, .* does not fit memory_budget='0\.3MiB'; the smallest that fits is '(.*)'$"
+    with pytest.raises(RuntimeError, match=sentence) as caught:
+        fit("0.3MiB")
+    match = re.search(sentence, str(caught.value))
+    assert match is not None
+    fit(match[1])
 
 
 def test_a_run_that_ends_before_its_new_plan_is_verified_writes_what_it_measured(tmp_path: Path, monkeypatch):

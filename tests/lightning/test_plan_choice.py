@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 import lightning_zb
+from lightning_zb import plan_choice
 from lightning_zb.model.layers import find_layers
 from lightning_zb.plan_choice import PlanRequest, choose_plan
 from lightning_zb.replanning import Replan
@@ -43,6 +46,26 @@ def test_a_search_that_may_begin_again_starts_as_zb_v(replan: Replan):
     chosen = choose_plan(request, module, find_layers(module, None), 2, 8, lambda value: value, True).plan
     assert chosen.planner.name == ("zb-v" if replan is Replan.PLACEMENT else "auto")
     assert max(chosen.predicted.peak_bytes) <= chosen.costs.activation_bytes
+
+
+def test_a_size_that_parameters_and_gradients_exceed_is_refused():
+    """On two devices together, however they are divided; 16 bits of each number, which is what a precision may make of it."""
+    module = MODELS["tokens"]()
+    held = sum(2 * 2 * p.numel() for p in module.parameters())
+    for size, fits in ((held / 2 + 1, True), (held / 2 - 1, False)):
+        request = PlanRequest(schedule="zb-v", memory_budget=f"{size}B", partition=None, costs=None, replan=Replan.ORDER)
+        with nullcontext() if fits else pytest.raises(ValueError, match="does not fit: parameters and gradients alone take"):
+            choose_plan(request, module, find_layers(module, None), 2, 8, lambda value: value, True)
+
+
+def test_who_waits_for_compilation_is_told(monkeypatch):
+    told = []
+    monkeypatch.setattr(plan_choice, "is_compiled", lambda: False)
+    monkeypatch.setattr(plan_choice, "rank_zero_info", told.append)
+    module = MODELS["tokens"]()
+    request = PlanRequest(schedule="1f1b", memory_budget=None, partition=None, costs=None)
+    choose_plan(request, module, find_layers(module, None), 2, 8, lambda value: value, True)
+    assert [text.partition(",")[0] for text in told] == ["zero_bubble: compiling the planner's loops"]
 
 
 @pytest.mark.parametrize("budget", ["lots", "1.5", [1.0, "x"], -1.0, [0.0, 1.0]])

@@ -8,6 +8,7 @@ import pytest
 
 from lightning_zb import replanning
 from lightning_zb.drift import find_drift
+from lightning_zb.planning.budget import InfeasibleBudget
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
@@ -46,11 +47,25 @@ def test_a_plan_over_the_limit_gives_way_even_to_a_slower_one():
     assert max(decision.plan.predicted.peak_bytes) <= EQUAL.activation_bytes < max(running.predicted.peak_bytes)
 
 
-def test_a_budget_that_nothing_fits_is_said_and_training_goes_on():
+def test_a_budget_that_nothing_fits_is_refused_or_said():
     running = make_plan(EQUAL, 2, 8, "zb", 1.0)
     decision = decide(running, EQUAL, Replan.ORDER, "zb", 0.1)
     assert decision.change == "nothing"
     assert "smallest that fits" in decision.reason
+    with pytest.raises(
+        InfeasibleBudget, match=r"one microbatch does not fit memory_budget=0\.1; the smallest that fits is 0\.5"
+    ):
+        decide(running, EQUAL, Replan.ORDER, "zb", 0.1, must_fit=True)
+    assert decide(running, EQUAL, Replan.OFF, "zb", 0.1, must_fit=True).change == "nothing"
+
+
+def test_a_fixed_order_that_exceeds_its_budget_is_refused():
+    running = make_plan(EQUAL, 2, 8, "1f1b")
+    assert decide(running, EQUAL, Replan.ORDER, "1f1b", 1.0, must_fit=True).change == "nothing"
+    with pytest.raises(
+        InfeasibleBudget, match=r"schedule '1f1b' does not fit memory_budget=0\.9; the smallest that fits is 1\.0"
+    ):
+        decide(running, EQUAL, Replan.ORDER, "1f1b", 0.9, must_fit=True)
 
 
 def test_ends_that_share_a_parameter_stay_on_one_device():

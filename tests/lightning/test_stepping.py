@@ -21,7 +21,7 @@ PERIOD_IS_MAKESPAN = make_plan(CostModel(COSTS.layers * 2), 8, 8, "zb-v", 1.0)
 def ending(mode, plan, may_copy=True, **rules) -> StepEnding:
     owner = StepOwner(torch.optim.SGD([nn.Parameter(torch.ones(2))]), list, lambda p: False)
     executors = offline_executors([SleepingRunner({}, 8)])
-    return StepEnding(owner, executors, StepRules(PostValidation.parse(mode), **rules), plan, may_copy)
+    return StepEnding(owner, executors, StepRules(PostValidation(mode), **rules), plan, may_copy)
 
 
 def is_ever_optimistic(step_ending: StepEnding) -> bool:

@@ -34,6 +34,8 @@ def test_what_is_written_reads_the_same(text):
     [
         ("Et|t|t", "3 stages for 2 devices; write a multiple of 2"),
         ("Et||t|tL", "no items in stage 1"),
+        ("Et*3|(t*4", r"has a '\(' without its '\)'; write a group as \(tt\|\)\*2"),
+        ("Et|t)L", r"has a '\)' without its '\('"),
         ("Ex|tL", "has 'x', which is not one of E, t, m, L"),
         ("Et|tL", r"items E\*1 t\*2 L\*1, but the model has E\*1 t\*3 L\*1"),
         ("tE|ttL", "in this order"),

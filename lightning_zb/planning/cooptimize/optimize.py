@@ -175,7 +175,6 @@ def _infeasible(layouts: list[Layout], scorer: Scorer) -> InfeasibleBudget:
 def _reason(start: Score, end: Score, floor: float) -> str:
     """What was gained and what is left, by phase."""
     left = ", ".join(f"{phase.value} {seconds / end.value:.1%}" for phase, seconds in losses(end, floor).items())
-    return (
-        f"partition and placement tuned from {start.value:.6g} to {end.value:.6g} s by quick schedules; "
-        f"of that step is lost to {left}"
-    )
+    before, after = f"{start.value:.6g}", f"{end.value:.6g}"
+    tuned = f"tuned from {before} to {after} s" if before != after else f"stay at {after} s, which no change bettered"
+    return f"partition and placement {tuned} by quick schedules; of that step is lost to {left}"
