@@ -41,12 +41,12 @@ def lockstep_orders(problem: Problem, table: PassTable) -> Iterator[Integers]:
         return
     room = np.array(problem.limits) * (1.0 + _TOLERANCE)
     offsets = order_offsets(problem)
-    for (duration, lag), fill_forward, fill_backward in product(_clocks(table), (True, False), (True, False)):
+    for (duration, lag), fill_backward in product(_clocks(table), (True, False)):
         allowed = np.zeros(placement.num_devices)
         before = np.inf
         for _ in range(_MOST_REPEATS):
             order = np.empty(offsets[-1], dtype=np.int64)
-            idle = _take_turns(m, duration, lag, table.memory, room, fill_forward, fill_backward, allowed, order)
+            idle = _take_turns(m, duration, lag, table.memory, room, fill_backward, allowed, order)
             if len(idle) == 0:
                 break
             yield order
@@ -54,7 +54,7 @@ def lockstep_orders(problem: Problem, table: PassTable) -> Iterator[Integers]:
                 break
             before, allowed = idle.max(), idle.max() - idle
         if len(idle) > 0 and duration is table.duration:
-            choices = Choices(fill_forward=fill_forward, fill_backward=fill_backward)
+            choices = Choices(fill_backward=fill_backward)
             yield rework(problem, table, order, offsets, problem.limits, from_drain=True, choices=choices)
 
 
@@ -135,14 +135,14 @@ def _put(rounds, x, d, m, duration, lag, memory, room, fills, allowed):  # pragm
 
 
 @njit(cache=True, nogil=True)
-def _take_turns(m, duration, lag, memory, room, fill_forward, fill_backward, allowed, order):  # pragma: no cover (compiled)
+def _take_turns(m, duration, lag, memory, room, fill_backward, allowed, order):  # pragma: no cover (compiled)
     """Order all passes; device d has chunk d on the way down the V and chunk n - 1 - d on the way up.
 
     Args:
         m: microbatches.
         duration, lag, memory: by pass, see `PassTable`.
         room: bytes by device.
-        fill_forward, fill_backward: see `Choices`; a B on the way up is always given the W that it delays.
+        fill_backward: see `Choices`; F, and B on the way up, always let a W go first that they delay.
         allowed: idle seconds that each device may have whatever the others had so far.
         order: written, one device after the other.
 
@@ -211,7 +211,7 @@ def _take_turns(m, duration, lag, memory, room, fill_forward, fill_backward, all
                 c = last
             elif forwards[c] >= m or (d > 0 and end[(c - 1) * m + forwards[c]] < 0.0):
                 continue
-            if not _put(rounds, c * m + forwards[c], d, m, duration, lag, memory, room, fill_forward, allowed):
+            if not _put(rounds, c * m + forwards[c], d, m, duration, lag, memory, room, True, allowed):
                 return failed
             forwards[c] += 1
     for d in range(num_devices):
