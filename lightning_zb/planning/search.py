@@ -39,13 +39,13 @@ from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, RESERVE, clock_durat
 
 DEFAULT_EFFORT = 14
 """Work units of a search: two rounds each of 1, 2 and 4 units. A unit is about 0.15 s on one core of 2024 for up to 6,000
-passes, and grows with the number of passes to the power 0.6, to four times that; below 1,000 passes it shrinks likewise."""
+passes, and grows with the number of passes to the power 0.6, to three times that; below 1,000 passes it shrinks likewise."""
 
 _PASSES_PER_UNIT = 1_500_000  # passes that the list scheduler places
 _LOOKS_PER_PASS = 0.6  # the annealer looks at that many passes in the time in which one is placed
 _KEPT_VECTORS = 4
 _PASSES_FOR_ALL_CLOCKS = 40_000  # beyond, each start is tried with its own clock alone
-_MOST_PASSES_PER_UNIT = 4.2 * _PASSES_PER_UNIT
+_MOST_PASSES_PER_UNIT = 3.2 * _PASSES_PER_UNIT
 _NOT_FAR_BEHIND = 1.01  # of the best value: what is still worth annealing
 _PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
 # Steps by which the first devices hold less than the last, and the reserve of the list scheduler. A B that takes longer than

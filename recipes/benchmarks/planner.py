@@ -37,9 +37,12 @@ BEST: dict[tuple[int, float], tuple[int, int]] = {
     (3, 1.0): (200, 0),
     (4, 1.0): (200, 0),
     (7, 1.0): (200, 0),
+    (0, 1.25): (200, 0),
+    (6, 1.25): (100, 0),
     (0, 1.5): (250, 0),
     (12, 1.5): (250, 0),
     (13, 1.5): (250, 0),
+    (14, 1.5): (120, 0),
 }
 """Effort and seed by row and budget, where more than the default effort pays."""
 
