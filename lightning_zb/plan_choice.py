@@ -148,8 +148,8 @@ def _make(
             source += f", memory_budget={budget!r} counts in full once layers are measured"
         else:
             chosen = make(costs, budget)
-    why = why or chosen.planner.reason
-    return ChosenPlan(chosen, _announce(chosen, f"{why}; {source}; planned in {chosen.planner.seconds:.1f} s"))
+    reason = f"{why or chosen.planner.reason}; {source}; planned in {chosen.planner.seconds:.1f} s"
+    return ChosenPlan(chosen, _announce(chosen, reason, is_provisional=why is not None))
 
 
 def _cautious(make: Callable[[MemoryBudget], Plan], budget: Any) -> Plan:
@@ -223,15 +223,15 @@ def _check_fits(plan: Plan, path: str, stack: LayerStack, num_devices: int, num_
         )
 
 
-def _announce(plan: Plan, why: str) -> str:
-    """One line: which plan runs, why, and what it gains over 1f1b."""
+def _announce(plan: Plan, why: str, is_provisional: bool = False) -> str:
+    """One line: which plan runs, why, and what it gains over 1f1b; a provisional one has nothing to be compared by."""
     predicted = plan.predicted
     chunks = plan.placement.num_chunks
     line = (
         f"zero_bubble: {plan.planner.name} on {plan.num_devices} devices, {chunks} chunks, "
         f"{plan.num_microbatches} microbatches; predicted bubble {100 * predicted.bubble_rate:.1f} %"
     )
-    baseline = None if plan.planner.name == "1f1b" else _one_f_one_b(plan)
+    baseline = None if is_provisional or plan.planner.name == "1f1b" else _one_f_one_b(plan)
     if baseline is not None:
         gain = baseline.predicted.step_time / predicted.step_time
         line += f", {gain:.2f}x the speed of 1f1b ({100 * baseline.predicted.bubble_rate:.1f} %)"

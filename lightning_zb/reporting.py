@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
 from lightning_zb import device_memory
 from lightning_zb.execution.statistics import STEP_COUNTERS
 from lightning_zb.pipeline import Pipeline
@@ -97,4 +99,9 @@ def write(
         items=profile.items,
         counters=counters or {},
     )
-    (write_summary if only_summary else write_report)(Path(log_dir) / "zero_bubble", plan, observed)
+    folder = Path(log_dir) / "zero_bubble"
+    (write_summary if only_summary else write_report)(folder, plan, observed)
+    if not only_summary:
+        rank_zero_info(
+            f"zero_bubble: a step as planned and as measured is in {folder / 'summary.md'}, with pictures and traces beside it"
+        )

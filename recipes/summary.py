@@ -41,7 +41,8 @@ HEADER: tuple[str, ...] = (
 LEGEND = """\
 step: seconds of an optimizer step; predicted is what the plan promises of the schedule, with the measured rest of a step.
 bubble: share of the schedule's time in which a device, on average, runs no pass; predicted by the plan, and measured as what
-  the schedule took beyond the work of its passes (where a run is too short to measure that, the share waited for messages)."""
+  the schedule took beyond the work of its passes, below zero where they now run faster than when their times were measured
+  (where a run is too short to measure those, the share waited for messages)."""
 
 
 @dataclass(frozen=True, slots=True)

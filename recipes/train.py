@@ -53,7 +53,7 @@ def run(config: DictConfig) -> float | None:
     if not is_first:
         return None
     summary = read_summary(folder / FILE_NAME)
-    print(format_table([summary]), LEGEND, sep="\n", flush=True)
+    print(format_table([summary]), LEGEND, f"Metrics, checkpoints and this summary are in {folder}", sep="\n", flush=True)
     if config.compare not in (None, summary.schedule):
         print(format_table([summary, run_again(config, environment)]), flush=True)
     return getattr(summary, config.objective)

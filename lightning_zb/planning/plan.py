@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
 
@@ -96,6 +97,17 @@ class Plan:
 
     @property
     def ideal_seconds(self) -> float:
-        """The work of the plan's passes over the sum of device speeds: its step time without any bubble."""
+        """Step time of the plan's passes without any bubble."""
+        return self.without_bubbles(self.predicted.busy)
+
+    def without_bubbles(self, busy: Sequence[float]) -> float:
+        """The step time that work would take if no device ever waited.
+
+        Args:
+            busy: seconds of work of each device.
+
+        Returns:
+            The work over the sum of device speeds, in seconds.
+        """
         speeds = [self.costs.speed(d) for d in range(self.num_devices)]
-        return sum(busy * speed for busy, speed in zip(self.predicted.busy, speeds, strict=True)) / sum(speeds)
+        return sum(seconds * speed for seconds, speed in zip(busy, speeds, strict=True)) / sum(speeds)

@@ -242,6 +242,12 @@ def least_work(placement: Placement, chunk_costs: Sequence[ChunkCost], costs: Co
     )
 
 
+def bubble_rate(plan: Plan, timeline: Timeline) -> float:
+    """Share of a step's time, as planned or as measured, beyond what its own passes would take if no device ever waited."""
+    step = timeline.step_time
+    return (step - plan.without_bubbles(timeline.busy)) / step if step > 0 else 0.0
+
+
 def planned_timeline(plan: Plan) -> Timeline:
     """When the plan's passes run by prediction."""
     return simulate(plan.schedule, plan.placement, plan.costs.chunks(plan.partition), plan.costs)

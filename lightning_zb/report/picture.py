@@ -9,7 +9,7 @@ from typing import Any
 from lightning_zb.planning.budget import byte_unit
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.schedule import PassKind
-from lightning_zb.planning.timeline import Timeline, memory_curves, planned_timeline
+from lightning_zb.planning.timeline import Timeline, bubble_rate, memory_curves, planned_timeline
 from lightning_zb.report.colours import COLOURS, rgb, shades
 
 _ROW_INCHES = 0.32
@@ -74,11 +74,9 @@ def _time_unit(seconds: float) -> tuple[float, str]:
 
 def _title(name: str, plan: Plan, timeline: Timeline, scale: float, unit: str) -> str:
     step = timeline.step_time
-    ideal = plan.ideal_seconds
-    bubble = 100 * (step - ideal) / step if step > 0 else 0.0
     what = f"{plan.planner.name}, {plan.num_microbatches} microbatches, " if name == "planned" else ""
     whole = f"step {scale * step:.4g} {unit}, end to end {scale * timeline.makespan:.4g} {unit}"
-    return f"{name}: {what}{whole}, bubble {bubble:.1f} %"
+    return f"{name}: {what}{whole}, bubble {100 * bubble_rate(plan, timeline):.1f} %"
 
 
 def _draw_passes(ax: Any, timeline: Timeline, scale: float, width_inches: float) -> None:

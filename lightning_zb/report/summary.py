@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lightning_zb.planning.budget import format_bytes
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.plan import Plan
-from lightning_zb.planning.timeline import Timeline, planned_timeline
+from lightning_zb.planning.timeline import Timeline, bubble_rate, planned_timeline
 from lightning_zb.report.trace import device_waits
 
 
@@ -83,12 +83,11 @@ def summary(plan: Plan, observed: Observed = NOTHING) -> str:
 
 
 def _figures(plan: Plan, measured: Timeline | None) -> str:
-    ideal = plan.ideal_seconds
     columns = [("predicted", planned_timeline(plan))] + ([] if measured is None else [("measured", measured)])
     rows = [
         ["step time (ms)", *(_ms(t.step_time) for _, t in columns)],
         ["end to end (ms)", *(_ms(t.makespan) for _, t in columns)],
-        ["bubble rate", *(f"{100 * (t.step_time - ideal) / t.step_time:.2f} %" if t.step_time else "-" for _, t in columns)],
+        ["bubble rate", *(f"{100 * bubble_rate(plan, t):.2f} %" for _, t in columns)],
     ]
     chunks = ", ".join(
         f"{c} (items {layers[0]}-{layers[-1]}) on device {device}"

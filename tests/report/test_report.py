@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lightning_zb import report
 from lightning_zb.planning.costs import CostModel, LayerCost, Link
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.planning.timeline import Timeline, planned_timeline
+from lightning_zb.planning.timeline import Timeline, bubble_rate, planned_timeline
 from lightning_zb.report.directory import write_report
 from lightning_zb.report.trace import trace_events
 
@@ -96,6 +97,20 @@ def test_all_reports_are_written_and_read_back(plan, measured, tmp_path: Path):
     busy = [float(row[1]) for row in rows[:4]]
     assert busy == pytest.approx([1e3 * b for b in measured.busy], rel=1e-3)
     assert all(float(row[2]) == 500.0 for row in rows[:4])
+
+
+def test_the_bubble_of_a_measured_step_is_that_of_its_own_passes(plan, measured):
+    """Passes that take longer or shorter than planned are work, not bubbles."""
+    planned = planned_timeline(plan)
+    assert bubble_rate(plan, planned) == pytest.approx(plan.predicted.bubble_rate)
+    slower = replace(planned, starts=measured.starts, ends=measured.ends)
+    assert bubble_rate(plan, slower) == pytest.approx(bubble_rate(plan, planned))
+    gaps = tuple(tuple(2 * t for t in device) for device in planned.starts)
+    ends = tuple(
+        tuple(2 * start + end - start for start, end in zip(*device, strict=True))
+        for device in zip(planned.starts, planned.ends, strict=True)
+    )
+    assert bubble_rate(plan, replace(planned, starts=gaps, ends=ends)) > 0.4
 
 
 def test_the_summary_tells_how_optimizer_steps_ended(plan):
