@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from lightning_zb.planning.budget import check_budget
+from lightning_zb.planning.layout_string import is_layout
 from lightning_zb.planning.registry import find_schedule
 
 
@@ -56,6 +57,10 @@ def _is_list_of(value: Any, accepts: Callable[[Any], bool]) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(map(accepts, value))
 
 
+def _is_cut(value: Any) -> bool:
+    return is_layout(value) if isinstance(value, str) else _is_list_of(value, _is_count) and len(value) > 0
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
@@ -95,11 +100,11 @@ _ARGUMENTS = {
         'the dotted name of a list that layers append to, such as "model.aux_losses", or several names',
     ),
     "partition": _Argument(
-        lambda value: value is None or _is_text(value) or (_is_list_of(value, _is_count) and len(value) > 0),
+        lambda value: value in (None, "even", "balanced") or _is_cut(value),
         '"even", "balanced", a layout such as "Et*3|t*4L", or how many layers each chunk has, at least one, such as [3, 4]',
     ),
     "constraints": _Argument(
-        lambda value: value is None or isinstance(value, Mapping),
+        lambda value: value is None or (isinstance(value, Mapping) and set(value) <= {"together", "first", "alone"}),
         'lists of layers by what they must keep to, such as {"alone": ["epilogue"], "together": [["layers.0", "layers.1"]]}',
     ),
     "costs": _Argument(

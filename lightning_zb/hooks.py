@@ -2,15 +2,17 @@
 
 The user's code after the layers runs on the rank of the last chunk alone, so lists and metrics that it fills are empty
 elsewhere. Hooks that read them still run on every rank, since they may change the module's state; where one fails on a
-rank without the loss, it lacks what only the loss rank has, and is passed over with a warning. On the loss rank every
-error counts.
+rank without the loss, it lacks what only the loss rank has, and is passed over with a warning. Around a training batch that
+is so for a `KeyError` alone, which a metric that was not logged there raises, and on the loss rank too while microbatches are
+queued. Else every error counts there.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from operator import itemgetter
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,6 +24,11 @@ from lightning_zb.refusals import check_optimizers
 
 _STAGES = ("validation", "test", "predict")
 _READ_OUTPUTS = tuple(f"on_{stage}_{end}_end" for stage in _STAGES for end in ("batch", "epoch"))
+_TOLERATED: dict[str, type[Exception]] = {
+    **dict.fromkeys(_READ_OUTPUTS, Exception),
+    "on_train_batch_start": KeyError,
+    "on_train_batch_end": KeyError,
+}
 
 
 def adapt_hooks(module: pl.LightningModule) -> None:
@@ -34,10 +41,10 @@ def adapt_hooks(module: pl.LightningModule) -> None:
     Args:
         module: the user's LightningModule; another Trainer may have adapted its hooks before.
     """
-    for name in _READ_OUTPUTS:
+    for name, error in _TOLERATED.items():
         if is_overridden(name, module):
-            _replace(module, name, _tolerant(getattr(module, name), name, module))
-    users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", module)
+            _replace(module, name, _tolerant(getattr(module, name), name, lambda _: module.trainer, error))
+    users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", lambda _: module.trainer)
 
     def on_train_epoch_end() -> None:
         share_metrics(module.trainer)
@@ -46,6 +53,19 @@ def adapt_hooks(module: pl.LightningModule) -> None:
 
     _replace(module, "on_train_epoch_end", on_train_epoch_end)
     _replace(module, "configure_optimizers", _checked(module.configure_optimizers))
+
+
+def adapt_callbacks(trainer: Any) -> None:
+    """Wrap the same hooks of the user's own callbacks; those of Lightning and of this package know what they do.
+
+    Args:
+        trainer: has the callbacks; some may be adapted already, for another Trainer.
+    """
+    for callback in trainer.callbacks:
+        for name, error in _TOLERATED.items():
+            if not getattr(type(callback), name).__module__.startswith(("lightning.", "lightning_zb.")):
+                full_name = f"{type(callback).__name__}.{name}"
+                _replace(callback, name, _tolerant(getattr(callback, name), full_name, itemgetter(0), error))
 
 
 def share_results(trainer: Any) -> None:
@@ -79,17 +99,19 @@ def _checked(configure_optimizers: Callable[[], Any]) -> Callable[[], Any]:
     return configure_and_check
 
 
-def _tolerant(hook: Callable[..., Any], name: str, module: pl.LightningModule) -> Callable[..., Any]:
+def _tolerant(
+    hook: Callable[..., Any], name: str, find_trainer: Callable[[Sequence[Any]], Any], tolerated: type[Exception] = Exception
+) -> Callable[..., Any]:
     @wraps(hook)
     def run(*args: Any, **kwargs: Any) -> Any:
-        trainer: Any = module.trainer
-        if trainer.strategy.has_loss:
+        trainer = find_trainer(args)
+        if _has_outputs(trainer.strategy):
             return hook(*args, **kwargs)
         try:
             return hook(*args, **kwargs)
-        except Exception as error:
+        except tolerated as error:
             warnings.warn(  # a rank-zero warning would never be seen: rank 0 has the loss
-                f"{name} was passed over on rank {trainer.global_rank}, which has no outputs of the last layer: "
+                f"{name} was passed over on rank {trainer.global_rank}, which has no outputs of the last layer now: "
                 f"{type(error).__name__}: {error}",
                 stacklevel=1,
             )
@@ -98,7 +120,15 @@ def _tolerant(hook: Callable[..., Any], name: str, module: pl.LightningModule) -
     return run
 
 
-def _replace(module: pl.LightningModule, name: str, hook: Any) -> None:
-    if not getattr(getattr(module, name), "_lightning_zb", False):
+def _has_outputs(strategy: Any) -> bool:
+    """Whether what user code returns and logs is there: on the loss rank, once queued microbatches have run.
+
+    Hooks stay wrapped where another Trainer with another strategy takes over the module.
+    """
+    return getattr(strategy, "has_loss", True) and getattr(strategy, "is_between_steps", True)
+
+
+def _replace(owner: pl.LightningModule | pl.Callback, name: str, hook: Any) -> None:
+    if not getattr(getattr(owner, name), "_lightning_zb", False):
         hook._lightning_zb = True
-        setattr(module, name, hook)
+        setattr(owner, name, hook)

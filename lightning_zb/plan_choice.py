@@ -41,6 +41,7 @@ class PlanRequest:
     Args:
         replan: what may change once layers are measured. If anything, the first plan must be safe rather than good; if
             everything, a search waits until then.
+        halves_parameters: precision will make 16 bits of parameters and gradients that have 32 yet.
     """
 
     schedule: str
@@ -49,6 +50,7 @@ class PlanRequest:
     costs: str | Path | None
     constraints: Mapping[str, Any] | None = None
     replan: Replan = Replan.OFF
+    halves_parameters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _choose(request: PlanRequest, module: nn.Module, stack: LayerStack, num_devi
         _check_fits(plan, request.schedule, stack, num_devices, num_microbatches)
         return ChosenPlan(plan, _announce(plan, f"read from {request.schedule}"))
     check_budget(request.memory_budget, num_devices)
-    _check_parameters_fit(request.memory_budget, module, num_devices)
+    _check_parameters_fit(request, module, num_devices)
     spec = find_schedule(request.schedule)
     sizes = num_devices, num_microbatches
     if request.costs is None and request.replan is Replan.PLACEMENT and isinstance(spec, SearchSpec):
@@ -172,22 +174,23 @@ def _cautious(make: Callable[[MemoryBudget], Plan], budget: Any) -> Plan:
         return make(error.smallest)
 
 
-def _check_parameters_fit(budget: Any, module: nn.Module, num_devices: int) -> None:
+def _check_parameters_fit(request: PlanRequest, module: nn.Module, num_devices: int) -> None:
     """Refuse sizes of whole devices that cannot even hold parameters and gradients: that is known before anything runs.
 
     Raises:
         ValueError: together they are too small, however the model is cut.
     """
+    budget = request.memory_budget
     sizes = list(budget) if isinstance(budget, (list, tuple)) else [budget] * num_devices
     if not all(isinstance(size, str) for size in sizes):
         return
-    # precision may still halve what is in 32 bits
-    least = sum(p.numel() * min(p.element_size(), 2) * (2 if p.requires_grad else 1) for p in module.parameters())
+    most = 2 if request.halves_parameters else 8
+    least = sum(p.numel() * min(p.element_size(), most) * (2 if p.requires_grad else 1) for p in module.parameters())
     if least > sum(map(parse_bytes, sizes)):
         each = math.ceil(least / num_devices / 2**20)
         raise ValueError(
             f"memory_budget={budget!r} does not fit: parameters and gradients alone take {format_bytes(least)} on "
-            f"{num_devices} devices; write more than '{each}MiB' for each"
+            f"all {num_devices} devices together; write more than '{each}MiB' for each"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.plugins.precision import HalfPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
@@ -201,7 +202,10 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         if self.root_device.type == "cuda" and not any(isinstance(c, LateMetrics) for c in trainer.callbacks):
             trainer.callbacks.insert(1, LateMetrics())
         stopping.end_on_sigterm(trainer)
+        if self.replicas.num_replicas == 1:  # what is logged is whole on the rank that logs it
+            warnings.filterwarnings("ignore", message=".*sync_dist=True")
         hooks.adapt_hooks(module)
+        hooks.adapt_callbacks(trainer)
         hooks.share_results(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -239,7 +243,8 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         if self._pipeline is None:
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             replan = next(c.replan for c in callbacks if isinstance(c, ZeroBubbleCallback))
-            options = replace(self._options, plan=replace(self._options.plan, replan=replan))
+            halves = isinstance(self.precision_plugin, HalfPrecision)
+            options = replace(self._options, plan=replace(self._options.plan, replan=replan, halves_parameters=halves))
             self._pipeline = Pipeline(
                 options, self.lightning_module, self.replicas, self.peers, self.root_device, self.broadcast, self._deferred,
                 self.shard_groups,

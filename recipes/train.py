@@ -70,7 +70,6 @@ def train(config: DictConfig) -> L.Trainer:
     """
     check_config(config)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the windows are cut from memory
-    warnings.filterwarnings("ignore", ".*sync_dist=True.*")  # the loss is whole on the rank that logs it
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # Lightning's own use of torch
     L.seed_everything(config.seed, workers=True, verbose=False)
     trainer = instantiate(config.trainer)

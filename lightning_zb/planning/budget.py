@@ -151,8 +151,8 @@ def parse_bytes(text: str) -> float:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"memory budget {text!r} is not a size; write for example '40GiB' or '512MiB' for the whole device, "
-            "or a number: 1.0 is the activations of the whole model for one microbatch"
+            f"memory budget {text!r} is not a size; write for example '40GiB' or '512MiB' for the whole device "
+            f"(units: {', '.join(_UNITS)}), or a number: 1.0 is the activations of the whole model for one microbatch"
         )
     return float(match[1]) * _UNITS[match[2]]
 

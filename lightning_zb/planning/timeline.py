@@ -290,7 +290,7 @@ def predict(
         lower_bound=least_work(placement, chunk_costs, costs, schedule.num_microbatches)
         if lower_bound is None
         else lower_bound,
-        bubble_rate=(step_time - ideal) / step_time if step_time > 0 else 0.0,
+        bubble_rate=max(0.0, (step_time - ideal) / step_time) if step_time > 0 else 0.0,  # rounding of sums may leave -1e-16
         idle_fraction=timeline.idle_fraction,
         peak_bytes=memory_peaks(schedule, placement, chunk_costs),
         busy=busy,

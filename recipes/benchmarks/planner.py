@@ -105,7 +105,7 @@ def solve(number: int, budget: float, effort: int, seed: int, chunks: int) -> Ce
         effort,
         seed,
         chunks,
-        bubble=max(0.0, plan.predicted.bubble_rate),  # rounding of sums may leave -1e-16
+        bubble=plan.predicted.bubble_rate,
         bound=max(0.0, 1.0 - plan.ideal_seconds / plan.predicted.lower_bound),
         zb_v=max(0.0, zb_v),
         placement=plan.planner.reason.split()[1],

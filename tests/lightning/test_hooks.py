@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 
-from lightning_zb import hooks
+from lightning_zb import ZeroBubbleStrategy, hooks
 from tests.lightning.bad_modules import TwoOptimizers
-from tests.lightning.models import SequentialModule
+from tests.lightning.models import SequentialModule, dataset
 
 
 def test_a_module_that_goes_to_another_trainer_shares_that_ones_metrics(monkeypatch):
@@ -23,6 +24,65 @@ def test_a_module_that_goes_to_another_trainer_shares_that_ones_metrics(monkeypa
         hooks.adapt_hooks(module)
         module.on_train_epoch_end()
     assert [trainer is trainers[1] for trainer in shared] == [False, False, True, True]
+
+
+class ReadsMetric(L.Callback):
+    def __init__(self, key: str = "loss") -> None:
+        self.key, self.seen = key, []
+
+    def on_train_batch_end(self, trainer, *_: Any) -> None:
+        self.seen.append(trainer.callback_metrics[self.key])
+
+
+class FailsFirst(ReadsMetric):
+    def on_train_batch_start(self, trainer, *_: Any) -> None:
+        raise RuntimeError("of its own")
+
+
+def callback_of(has_loss: bool, is_between_steps: bool) -> tuple[FailsFirst, SimpleNamespace]:
+    """A callback as a rank has it, and its trainer without metrics."""
+    callback = FailsFirst()
+    strategy = SimpleNamespace(has_loss=has_loss, is_between_steps=is_between_steps)
+    trainer = SimpleNamespace(strategy=strategy, callbacks=[callback], callback_metrics={}, global_rank=1)
+    hooks.adapt_callbacks(trainer)
+    return callback, trainer
+
+
+@pytest.mark.parametrize(("has_loss", "is_between_steps"), [(False, True), (False, False), (True, False)])
+def test_callbacks_that_miss_a_metric_are_passed_over_where_it_cannot_be(has_loss: bool, is_between_steps: bool):
+    callback, trainer = callback_of(has_loss, is_between_steps)
+    with pytest.warns(UserWarning, match=r"FailsFirst.on_train_batch_end was passed over on rank 1, .*KeyError: 'loss'"):
+        callback.on_train_batch_end(trainer)
+    trainer.callback_metrics["loss"] = 2.0
+    callback.on_train_batch_end(trainer)
+    assert callback.seen == [2.0]
+    with pytest.raises(RuntimeError, match="of its own"):
+        callback.on_train_batch_start(trainer)
+
+
+def test_callbacks_that_miss_a_metric_fail_where_it_should_be():
+    callback, trainer = callback_of(has_loss=True, is_between_steps=True)
+    with pytest.raises(KeyError, match="loss"):
+        callback.on_train_batch_end(trainer)
+
+
+def test_callbacks_that_read_metrics_at_batch_ends_train_with_any_trainer():
+    """As a plain Trainer runs them, whose metrics are there from the first batch on."""
+    callback, module = ReadsMetric("train_loss"), SequentialModule()
+    batches = torch.utils.data.DataLoader(dataset("sequential", 16), batch_size=2)
+    options: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_steps": 2,
+        "logger": False,
+        "enable_progress_bar": False,
+    }
+    options |= {"enable_checkpointing": False, "enable_model_summary": False, "accumulate_grad_batches": 4}
+    with pytest.warns(UserWarning, match="passed over on rank 0, which has no outputs of the last layer now"):
+        L.Trainer(**options, strategy=ZeroBubbleStrategy(virtual_devices=2), callbacks=callback).fit(module, batches)
+    assert len(callback.seen) == 1 + 4
+    L.Trainer(**options, callbacks=callback).fit(module, batches)
+    assert len(callback.seen) == 1 + 4 + 8
 
 
 def test_two_optimizers_are_refused_where_they_are_made():
