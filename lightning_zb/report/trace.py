@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def chrome_trace(what: Plan | Timeline, path: str | Path) -> None:
 
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     """The events of a trace, times in microseconds."""
+    timeline = _not_before_zero(timeline)
     events: list[dict[str, Any]] = []
     for device in range(timeline.num_devices):
         events.append(_about(device, _COMPUTE, "process_name", name=f"device {device}"))
@@ -41,6 +43,16 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
             events.append(_complete(str(p), device, _COMPUTE, (start, end)) | {"cname": _NAMES[p.kind], "args": arguments})
         events += [_complete("wait", device, _WAIT, interval) for interval in device_waits(timeline, device)]
     return events + _arrows(timeline)
+
+
+def _not_before_zero(timeline: Timeline) -> Timeline:
+    """Perfetto drops what begins before zero, as a measured wait for the first input may."""
+    first = min((start for waits in timeline.waits for start, _ in waits), default=0.0)
+    if first >= 0.0:
+        return timeline
+    starts, ends = (tuple(tuple(t - first for t in device) for device in times) for times in (timeline.starts, timeline.ends))
+    waits = tuple(tuple((start - first, end - first) for start, end in device) for device in timeline.waits)
+    return replace(timeline, starts=starts, ends=ends, waits=waits)
 
 
 def device_waits(timeline: Timeline, device: int) -> list[Interval]:

@@ -67,6 +67,15 @@ def test_the_trace_has_every_pass_every_wait_and_an_arrow_for_every_transfer(pla
     assert not {0, *(pid for pid, _ in tracks)} & set(threads)
 
 
+def test_no_event_begins_before_zero(measured):
+    """A device may wait for its first input before any pass has begun."""
+    early = replace(measured, waits=(((-0.25, 0.0),), *measured.waits[1:]))
+    times = {(e["name"], e["pid"]): e["ts"] for e in trace_events(early) if e["ph"] == "X"}
+    assert min(times.values()) == times["wait", 1] == 0.0
+    usual = {(e["name"], e["pid"]): e["ts"] for e in trace_events(measured) if e["ph"] == "X"}
+    assert all(times[key] == pytest.approx(ts + 2.5e5) for key, ts in usual.items() if key[0] != "wait")
+
+
 def test_slices_of_a_track_follow_each_other_to_the_nanosecond():
     """Perfetto counts in whole nanoseconds and drops a slice that ends after the next one has begun."""
     layers = tuple(LayerCost(f"{i}", 1e-3 / 3, 1e-3 / 7, 1e-3 / 9, 1.0, 0.5) for i in range(8))
