@@ -107,7 +107,7 @@ def solve(number: int, budget: float, effort: int, seed: int, chunks: int) -> Ce
         chunks,
         bubble=plan.predicted.bubble_rate,
         bound=max(0.0, 1.0 - plan.ideal_seconds / plan.predicted.lower_bound),
-        zb_v=max(0.0, zb_v),
+        zb_v=zb_v,
         placement=plan.planner.reason.split()[1],
         status=plan.planner.status.value,
         seconds=seconds,
