@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 from lightning.pytorch.core.optimizer import _configure_optimizers
@@ -24,10 +24,34 @@ from lightning_zb.refusals import check_optimizers
 
 _STAGES = ("validation", "test", "predict")
 _READ_OUTPUTS = tuple(f"on_{stage}_{end}_end" for stage in _STAGES for end in ("batch", "epoch"))
-_TOLERATED: dict[str, type[Exception]] = {
-    **dict.fromkeys(_READ_OUTPUTS, Exception),
-    "on_train_batch_start": KeyError,
-    "on_train_batch_end": KeyError,
+
+
+class _Tolerance(NamedTuple):
+    """What a hook may fail with where it lacks what the layers after it would have given.
+
+    Args:
+        error: which exceptions are passed over.
+        lacks: whether that is missing, by the strategy; another one has it all, as hooks stay wrapped for the next Trainer.
+    """
+
+    error: type[Exception]
+    lacks: Callable[[Any], bool]
+
+
+def _has_no_loss(strategy: Any) -> bool:
+    return not getattr(strategy, "has_loss", True)
+
+
+def _has_no_loss_yet(strategy: Any) -> bool:
+    return _has_no_loss(strategy) or not getattr(strategy, "is_between_steps", True)
+
+
+_ELSEWHERE = _Tolerance(Exception, _has_no_loss)
+_AROUND_BATCHES = _Tolerance(KeyError, _has_no_loss_yet)
+_TOLERANCES = {
+    **dict.fromkeys(_READ_OUTPUTS, _ELSEWHERE),
+    "on_train_batch_start": _AROUND_BATCHES,
+    "on_train_batch_end": _AROUND_BATCHES,
 }
 
 
@@ -41,10 +65,10 @@ def adapt_hooks(module: pl.LightningModule) -> None:
     Args:
         module: the user's LightningModule; another Trainer may have adapted its hooks before.
     """
-    for name, error in _TOLERATED.items():
+    for name, tolerance in _TOLERANCES.items():
         if is_overridden(name, module):
-            _replace(module, name, _tolerant(getattr(module, name), name, lambda _: module.trainer, error))
-    users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", lambda _: module.trainer)
+            _replace(module, name, _tolerant(getattr(module, name), name, lambda _: module.trainer, tolerance))
+    users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", lambda _: module.trainer, _ELSEWHERE)
 
     def on_train_epoch_end() -> None:
         share_metrics(module.trainer)
@@ -52,7 +76,7 @@ def adapt_hooks(module: pl.LightningModule) -> None:
         share_metrics(module.trainer)
 
     _replace(module, "on_train_epoch_end", on_train_epoch_end)
-    _replace(module, "configure_optimizers", _checked(module.configure_optimizers))
+    _replace(module, "configure_optimizers", _checked(module.configure_optimizers, module))
 
 
 def adapt_callbacks(trainer: Any) -> None:
@@ -62,10 +86,10 @@ def adapt_callbacks(trainer: Any) -> None:
         trainer: has the callbacks; some may be adapted already, for another Trainer.
     """
     for callback in trainer.callbacks:
-        for name, error in _TOLERATED.items():
+        for name, tolerance in _TOLERANCES.items():
             if not getattr(type(callback), name).__module__.startswith(("lightning.", "lightning_zb.")):
                 full_name = f"{type(callback).__name__}.{name}"
-                _replace(callback, name, _tolerant(getattr(callback, name), full_name, itemgetter(0), error))
+                _replace(callback, name, _tolerant(getattr(callback, name), full_name, itemgetter(0), tolerance))
 
 
 def share_results(trainer: Any) -> None:
@@ -86,13 +110,16 @@ def _shared(run: Callable[[], Any], trainer: Any) -> Callable[[], Any]:
     return run_and_share
 
 
-def _checked(configure_optimizers: Callable[[], Any]) -> Callable[[], Any]:
-    """Refuse what a pipeline cannot step, ahead of Lightning, which would advise manual optimization for two optimizers."""
+def _checked(configure_optimizers: Callable[[], Any], module: pl.LightningModule) -> Callable[[], Any]:
+    """Refuse what a pipeline cannot step, ahead of Lightning, which would advise manual optimization for two optimizers.
+
+    Another Trainer with another strategy may step it all.
+    """
 
     @wraps(configure_optimizers)
     def configure_and_check() -> Any:
         configured = configure_optimizers()
-        if configured is not None:
+        if configured is not None and (module._trainer is None or hasattr(module.trainer.strategy, "has_loss")):
             check_optimizers(_configure_optimizers(configured)[0])
         return configured
 
@@ -100,16 +127,16 @@ def _checked(configure_optimizers: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _tolerant(
-    hook: Callable[..., Any], name: str, find_trainer: Callable[[Sequence[Any]], Any], tolerated: type[Exception] = Exception
+    hook: Callable[..., Any], name: str, find_trainer: Callable[[Sequence[Any]], Any], tolerance: _Tolerance
 ) -> Callable[..., Any]:
     @wraps(hook)
     def run(*args: Any, **kwargs: Any) -> Any:
         trainer = find_trainer(args)
-        if _has_outputs(trainer.strategy):
+        if not tolerance.lacks(trainer.strategy):
             return hook(*args, **kwargs)
         try:
             return hook(*args, **kwargs)
-        except tolerated as error:
+        except tolerance.error as error:
             warnings.warn(  # a rank-zero warning would never be seen: rank 0 has the loss
                 f"{name} was passed over on rank {trainer.global_rank}, which has no outputs of the last layer now: "
                 f"{type(error).__name__}: {error}",
@@ -118,14 +145,6 @@ def _tolerant(
             return None
 
     return run
-
-
-def _has_outputs(strategy: Any) -> bool:
-    """Whether what user code returns and logs is there: on the loss rank, once queued microbatches have run.
-
-    Hooks stay wrapped where another Trainer with another strategy takes over the module.
-    """
-    return getattr(strategy, "has_loss", True) and getattr(strategy, "is_between_steps", True)
 
 
 def _replace(owner: pl.LightningModule | pl.Callback, name: str, hook: Any) -> None:

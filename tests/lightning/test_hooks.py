@@ -66,6 +66,24 @@ def test_callbacks_that_miss_a_metric_fail_where_it_should_be():
         callback.on_train_batch_end(trainer)
 
 
+def test_evaluation_in_the_middle_of_a_step_hides_no_error_of_the_loss_rank():
+    """Microbatches of training are queued then, but evaluation has its outputs."""
+
+    class FailsInEvaluation(L.Callback):
+        def on_validation_batch_end(self, *_: Any) -> None:
+            raise KeyError("of its own")
+
+    callback = FailsInEvaluation()
+    strategy = SimpleNamespace(has_loss=True, is_between_steps=False)
+    trainer = SimpleNamespace(strategy=strategy, callbacks=[callback], global_rank=0)
+    hooks.adapt_callbacks(trainer)
+    with pytest.raises(KeyError, match="of its own"):
+        callback.on_validation_batch_end(trainer)
+    strategy.has_loss = False
+    with pytest.warns(UserWarning, match="passed over"):
+        callback.on_validation_batch_end(trainer)
+
+
 def test_callbacks_that_read_metrics_at_batch_ends_train_with_any_trainer():
     """As a plain Trainer runs them, whose metrics are there from the first batch on."""
     callback, module = ReadsMetric("train_loss"), SequentialModule()
@@ -91,6 +109,8 @@ def test_two_optimizers_are_refused_where_they_are_made():
     hooks.adapt_hooks(module)
     with pytest.raises(ValueError, match="returned 2 optimizers; the zero_bubble strategy trains with one"):
         module.configure_optimizers()
+    module._trainer = SimpleNamespace(strategy=object())  # type: ignore[assignment]
+    assert len(module.configure_optimizers()) == 2  # with a strategy that steps them all
     one = SequentialModule()
     hooks.adapt_hooks(one)
     assert isinstance(one.configure_optimizers()["optimizer"], torch.optim.Optimizer)
