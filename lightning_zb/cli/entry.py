@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INFEASIBLE
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        if isinstance(error, FileNotFoundError):
+            what = f"there is no file {error.filename}; write the path of one that exists"
+        elif isinstance(error, IsADirectoryError):
+            what = f"{error.filename} is a folder; write the path of a file in it"
         print(f"lightning-zb: {what}", file=sys.stderr)
     except (ValueError, ImportError) as error:
         print(f"lightning-zb: {error}", file=sys.stderr)

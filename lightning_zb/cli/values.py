@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ def items(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def schedule_name(text: str) -> str:
-    """The name of a schedule that `make_plan` knows."""
-    _explained(find_schedule, text)
+def schedule_name(text: str, also: Iterable[str] = ()) -> str:
+    """The name of a schedule that `make_plan` knows; `also` are others that the option takes."""
+    _explained(partial(find_schedule, also=also), text)
     return text
 
 
@@ -65,7 +66,7 @@ def schedule_list(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in BASELINES:
-            schedule_name(name)
+            schedule_name(name, BASELINES)
     return names
 
 

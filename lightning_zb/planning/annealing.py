@@ -13,19 +13,21 @@ import numpy as np
 from numba import njit
 
 from lightning_zb.planning.instance import Instance, span_cost, start_times
-from lightning_zb.planning.order_state import (
-    State,
+from lightning_zb.planning.order_moves import (
+    CHANGE,
+    FIRST,
+    LAST,
     earliest,
     longest,
+    make_streams,
     measure_spans,
-    memory_change,
     push_followers,
     rebuild,
     shift,
     target,
     update_tails,
 )
-from lightning_zb.planning.pass_heap import Heap, clear, pop, push
+from lightning_zb.planning.pass_queue import clear, empty_queue, pop, push
 from lightning_zb.planning.random_stream import below, uniform
 
 _MOVE_WORK = 4  # choosing a pass and a place, compared with looking at one pass in a heap
@@ -56,26 +58,21 @@ def anneal(instance, order, stream, budget, hot, cold, guide, reach, criticality
     Returns:
         The best cost.
     """
-    n, m = len(instance.device), instance.num_microbatches
-    nm = n * m
-    total = 3 * nm
+    total = len(order)
+    nm = total // 3
     num_devices = len(instance.chunk_start) - 1
     tiny = 1e-9 * instance.duration.max()
-    state = State(
-        order,
-        np.empty(total, np.int32),
-        np.empty(total),
-        np.empty(total),
-        np.empty(total),
-        np.empty(2),
-    )
-    heap = Heap(np.empty(total), np.empty(total, np.int32), np.zeros(total, np.bool_), np.zeros(1, np.int64))
+    streams, ways, traits = make_streams(instance)
+    offset = instance.offset
+    place, start, tail, held = np.empty(total, np.int32), np.empty(total), np.empty(total), np.empty(total)
+    spans, cost = np.empty(num_devices), np.empty(2)
+    keys, items, present, size = empty_queue(total)
     changed = np.empty(8 * total, np.int32)  # what a move changed, and the value before
     before = np.empty(8 * total)
-    rebuild(instance, state, own_start)
+    rebuild(instance, order, place, start, tail, held, streams, ways, traits, own_start, spans, cost)
     best_order = order.copy()
-    best = state.cost[0]
-    best_mean = state.cost[1]
+    best = cost[0]
+    best_mean = cost[1]
     temperature = hot
     work = checked = 0
     while work < budget:
@@ -86,102 +83,101 @@ def anneal(instance, order, stream, budget, hot, cold, guide, reach, criticality
         x = below(stream, total)
         if uniform(stream) < criticality:
             for _ in range(4 * num_devices):
-                if state.start[x] + state.tail[x] >= state.cost[0] - temperature:
+                if start[x] + tail[x] >= cost[0] - temperature:
                     break
                 x = below(stream, total)
-        at = state.place[x]
-        d = instance.device[(x % nm) // m]
+        at = place[x]
+        first, last = ways[streams[x], FIRST], ways[streams[x], LAST]
         distance = 1
         if uniform(stream) > 0.3:
             distance -= int(np.log(uniform(stream) + 1e-12) * reach * (2.0 if x >= 2 * nm else 0.7))
         wanted = at - distance if uniform(stream) < 0.55 else at + distance
-        wanted = min(max(wanted, instance.offset[d]), instance.offset[d + 1] - 1)
-        to = target(instance, state, x, wanted)
+        wanted = min(max(wanted, first), last - 1)
+        to = target(order, place, held, streams, ways, traits, x, wanted)
         if to == at:
             continue
-        allowed = state.cost[0] + guide * state.cost[1] - temperature * np.log(uniform(stream) + 1e-300) + tiny * 1e-3
-        ceiling = allowed - guide * state.cost[1] * (1.0 - 1e-3)
+        allowed = cost[0] + guide * cost[1] - temperature * np.log(uniform(stream) + 1e-300) + tiny * 1e-3
+        ceiling = allowed - guide * cost[1] * (1.0 - 1e-3)
         low, high = min(at, to), max(at, to)
-        shift(state, at, to)
+        shift(order, place, at, to)
         # tails of the passes between, latest first: exact unless a way leaves the device and comes back
         for i in range(high, low - 1, -1):
-            y = state.order[i]
-            before[i - low] = state.tail[y]
+            y = order[i]
+            before[i - low] = tail[y]
             changed[i - low] = y
-            state.tail[y] = longest(instance, state, y, own_start)
+            tail[y] = longest(order, place, start, tail, streams, ways, traits, own_start, y)
         kept = high - low + 1
         count = kept
         work += kept
         refused = False
         for i in range(low, high + 1):
-            y = state.order[i]
-            begin = earliest(instance, state, y)
-            if begin + state.tail[y] > ceiling:
+            y = order[i]
+            begin = earliest(order, place, start, streams, ways, traits, y)
+            if begin + tail[y] > ceiling:
                 refused = True
                 break
-            if begin != state.start[y]:
-                changed[count], before[count] = y, state.start[y]
+            if begin != start[y]:
+                changed[count], before[count] = y, start[y]
                 count += 1
-                state.start[y] = begin
+                start[y] = begin
         if not refused:
             # whatever follows a changed pass, in the order of the old starts
-            if high + 1 < instance.offset[d + 1]:
-                y = state.order[high + 1]
-                push(heap, state.start[y], y)
+            if high + 1 < last:
+                y = order[high + 1]
+                push(keys, items, present, size, start[y], y)
             for i in range(kept, count):
-                push_followers(instance, state, heap, changed[i])
-            while heap.size[0] > 0:
-                y = pop(heap)
+                push_followers(start, streams, ways, keys, items, present, size, changed[i])
+            while size[0] > 0:
+                y = pop(keys, items, present, size)
                 work += 1
-                begin = earliest(instance, state, y)
-                if begin == state.start[y]:
+                begin = earliest(order, place, start, streams, ways, traits, y)
+                if begin == start[y]:
                     continue
-                if begin + state.tail[y] > ceiling or count + 1 >= len(changed):
+                if begin + tail[y] > ceiling or count + 1 >= len(changed):
                     refused = True
                     break
-                changed[count], before[count] = y, state.start[y]
+                changed[count], before[count] = y, start[y]
                 count += 1
-                state.start[y] = begin
-                z = state.place[y] + 1
-                if z < instance.offset[instance.device[(y % nm) // m] + 1]:
-                    push(heap, state.start[state.order[z]], state.order[z])
-                push_followers(instance, state, heap, y)
+                start[y] = begin
+                after = place[y] + 1
+                if after < ways[streams[y], LAST]:
+                    z = order[after]
+                    push(keys, items, present, size, start[z], z)
+                push_followers(start, streams, ways, keys, items, present, size, y)
         if not refused:
-            worst, mean = state.cost[0], state.cost[1]
-            measure_spans(instance, state, own_start)
-            if state.cost[0] + guide * state.cost[1] > allowed:
-                state.cost[0], state.cost[1] = worst, mean
+            worst, mean = cost[0], cost[1]
+            measure_spans(order, start, offset, streams, ways, traits, own_start, spans, cost)
+            if cost[0] + guide * cost[1] > allowed:
+                cost[0], cost[1] = worst, mean
                 refused = True
         if refused:
-            clear(heap)
+            clear(items, present, size)
             for i in range(count - 1, kept - 1, -1):
-                state.start[changed[i]] = before[i]
+                start[changed[i]] = before[i]
             for i in range(kept):
-                state.tail[changed[i]] = before[i]
-            shift(state, to, at)
+                tail[changed[i]] = before[i]
+            shift(order, place, to, at)
             continue
-        held = state.held[low - 1] if low > instance.offset[d] else 0.0
+        bytes_held = held[low - 1] if low > first else 0.0
         for i in range(low, high + 1):
-            held += memory_change(instance, state.order[i])
-            state.held[i] = held
+            bytes_held += traits[streams[order[i]], CHANGE]
+            held[i] = bytes_held
         first_moved = False
         if own_start > 0.0:
+            first_moved = low == first
             for i in range(kept, count):
                 y = changed[i]
-                if state.place[y] == instance.offset[instance.device[(y % nm) // m]]:
-                    first_moved = True
-                    break
-            first_moved = first_moved or low == instance.offset[d]
+                first_moved = first_moved or place[y] == ways[streams[y], FIRST]
         if first_moved:  # every tail to that device's end counts from another start
-            rebuild(instance, state, own_start)
+            rebuild(instance, order, place, start, tail, held, streams, ways, traits, own_start, spans, cost)
             work += 3 * total
         else:
-            work += update_tails(instance, state, heap, low, high, own_start)
-        if state.cost[0] < best - tiny or (state.cost[0] <= best and state.cost[1] < best_mean):
-            best, best_mean = state.cost[0], state.cost[1]
-            best_order[:] = state.order
+            work += update_tails(
+                order, place, start, tail, streams, ways, traits, keys, items, present, size, low, high, own_start
+            )
+        if cost[0] < best - tiny or (cost[0] <= best and cost[1] < best_mean):
+            best, best_mean = cost[0], cost[1]
+            best_order[:] = order
     order[:] = best_order
-    start = np.empty(total)
-    ends = np.empty(num_devices)
-    start_times(instance, order, start, ends)
-    return span_cost(instance, order, start, ends, own_start)
+    start_times(instance, order, start, spans)
+    return span_cost(instance, order, start, spans, own_start)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -128,8 +128,12 @@ def known_schedules() -> list[str]:
     return sorted(_specs) + [f"{name}-N" for name in sorted(_numbered)]
 
 
-def find_schedule(name: str) -> ScheduleSpec | SearchSpec:
+def find_schedule(name: str, also: Iterable[str] = ()) -> ScheduleSpec | SearchSpec:
     """The schedule of that name.
+
+    Args:
+        name: what users write.
+        also: names that the caller knows besides, for the message.
 
     Raises:
         ValueError: the name is unknown; the message lists the known ones.
@@ -140,7 +144,7 @@ def find_schedule(name: str) -> ScheduleSpec | SearchSpec:
     match = re.fullmatch(r"(.+)-([1-9]\d*)", name)
     if match and match[1] in _numbered:
         return replace(_numbered[match[1]](int(match[2])), name=name)
-    raise ValueError(f"schedule {name!r} is unknown; known are {', '.join(known_schedules())}")
+    raise ValueError(f"schedule {name!r} is unknown; known are {', '.join([*known_schedules(), *also])}")
 
 
 def _load() -> None:

@@ -259,7 +259,7 @@ class Searcher:
             self._vectors.append((cost, len(self._vectors), found, within))
             self._vectors = sorted(self._vectors, key=lambda v: v[:2])[: 2 * _KEPT_VECTORS]
         self._tuned = order
-        self._offer(order)
+        self._take(order, self._figure(order) if self.objective is Objective.PERIOD else cost)
         return cost
 
     def _anneal(self, work: int) -> None:
@@ -292,7 +292,10 @@ class Searcher:
     def _offer(self, order: np.ndarray, is_own: bool = True) -> None:
         if len(order) != self.instance.num_passes or not fits_memory(self.instance, order):
             return
-        value = self._figure(order)
+        self._take(order, self._figure(order), is_own)
+
+    def _take(self, order: np.ndarray, value: float, is_own: bool = True) -> None:
+        """Keep an order that fits, where it is the best."""
         if is_own and value < self._own_value:
             self._own_value, self._own_order = value, order.copy()
         if value < self.value:

@@ -117,7 +117,10 @@ def test_a_bad_option_is_named(costs, capsys, option, value, message):
 
 
 def test_bad_files_are_named(costs, tmp_path, capsys):
-    assert f"{tmp_path / 'none.json'}: No such file" in bad_input(capsys, *plan_arguments(tmp_path / "none.json"))
+    missing = tmp_path / "none.json"
+    assert f"there is no file {missing}; write the path" in bad_input(capsys, *plan_arguments(missing))
+    assert f"there is no file {missing}; write the path" in bad_input(capsys, "show", str(missing))
+    assert f"{tmp_path} is a folder; write the path" in bad_input(capsys, "show", str(tmp_path))
     data = json.loads(costs.read_text())
     broken = tmp_path / "broken.json"
 

@@ -109,4 +109,6 @@ def test_compare_microbatch_sizes_at_equal_memory(tmp_path, capsys):
 
 def test_compare_needs_microbatches(costs, capsys):
     assert f"--costs {costs}: has no microbatches" in bad_input(capsys, *compare_arguments([costs], "1f1b"))
-    assert "--schedules: schedule 'x' is unknown" in bad_input(capsys, *compare_arguments([costs], "1f1b,x"))
+    message = bad_input(capsys, *compare_arguments([costs], "1f1b,x"))
+    assert "--schedules: schedule 'x' is unknown" in message
+    assert all(name in message for name in (*known_schedules(), *BASELINES))
