@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -16,15 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "lightning_zb.execution.executor", "tests.execution.pipeline_models"])
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on right now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+from tests.processes import CONTEXT, free_port, keep_pages_shared
 
 
 def run_processes(
@@ -83,7 +72,7 @@ def run_processes(
 def _enter(worker: Callable[..., Any], rank: int, num_processes: int, port: int, end: Any, args: tuple[Any, ...]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    gc.freeze()  # a full collection in a forked process copies every page it looks at: up to a second
+    keep_pages_shared()
     try:
         dist.init_process_group("gloo", rank=rank, world_size=num_processes, timeout=timedelta(seconds=50))
         end.send_bytes(pickle.dumps((True, worker(rank, *args))))  # by value: this process ends soon

@@ -132,7 +132,7 @@ def numbers(values: dict[str, Any]) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    target, rank = Path(sys.argv[1]), sys.argv[2]
-    for spec in sys.argv[3].split(","):
+    target, specs, rank = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    for spec in specs.split(","):
         run_name, run_schedule = spec.split(":")
         torch.save(run(run_name, 2, run_schedule, target / spec), target / f"{spec}.{rank}.pt")

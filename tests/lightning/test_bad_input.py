@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.distributed
 
 
 def _run(name: str, directory: Path, seconds: float) -> tuple[list[int | None], list[str]]:
-    return run_ranks([sys.executable, "-m", "tests.lightning.bad_worker", str(directory), name], 2, directory, seconds)
+    return run_ranks("tests.lightning.bad_worker", [str(directory), name], 2, directory, seconds)
 
 
 def test_refused_at_setup(tmp_path):

@@ -176,8 +176,7 @@ def test_the_recipe_keeps_every_budget_and_waits_less_with_more(tmp_path: Path):
 @pytest.mark.distributed
 def test_predictions_come_true_and_drift_is_noticed(tmp_path: Path):
     """Two processes, layers of known times: a partition by measured costs, then a slower layer and another partition."""
-    command = [sys.executable, "-m", "tests.lightning.callback_worker", str(tmp_path)]
-    codes, outputs = run_ranks(command, 2, tmp_path, 180)
+    codes, outputs = run_ranks("tests.lightning.callback_worker", [str(tmp_path)], 2, tmp_path, 180)
     assert codes == [0, 0], outputs
     result = json.loads((tmp_path / "result0.json").read_text())
     assert [change for _, change, _ in result["decisions"]] == ["partition", "partition"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import lightning as L
@@ -13,18 +12,15 @@ from lightning.pytorch import callbacks
 from lightning_zb import ZeroBubbleStrategy
 from tests.lightning import evaluation_worker
 from tests.lightning.models import TokenModule, Tokens
-from tests.lightning.processes import ROOT, run_ranks
+from tests.lightning.processes import run_ranks
 
 CASES = ["metrics:zb-v", "metrics:1f1b", "intervals:zb-v", "stopped:1f1b", "plateau:zb-v", "fast:zb-v", "timed:zb-v"]
 
 
 @pytest.mark.distributed
 def test_every_rank_sees_what_the_plain_trainer_returns(tmp_path: Path):
-    worker = tmp_path / "worker.sh"
-    worker.write_text(
-        f'cd {ROOT} && exec {sys.executable} -m tests.lightning.evaluation_worker {tmp_path} "$1" {",".join(CASES)}\n'
-    )
-    codes, outputs = run_ranks(["bash", str(worker)], 2, tmp_path, seconds=240)
+    arguments = [str(tmp_path), ",".join(CASES)]
+    codes, outputs = run_ranks("tests.lightning.evaluation_worker", arguments, 2, tmp_path, seconds=240)
     assert codes == [0, 0], "\n".join(o[-3000:] for o in outputs)
     for case in CASES:
         plain = evaluation_worker.run(case.split(":")[0], 1, None, tmp_path / "plain" / case)
