@@ -39,7 +39,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     for name, argument in _ARGUMENTS.items():
         if not argument.accepts(given[name]):
             raise ValueError(f"{name}={given[name]!r} is not possible; write {argument.instead}")
-    check_budget(given["memory_budget"])
+    check_budget(given["memory_budget"], given["virtual_devices"])
     if not is_plan_file(given["schedule"]):
         find_schedule(given["schedule"])
 

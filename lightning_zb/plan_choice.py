@@ -15,7 +15,7 @@ from torch import nn
 from lightning_zb.arguments import is_plan_file
 from lightning_zb.model.assumed_costs import assumed_costs
 from lightning_zb.model.layers import LayerStack
-from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, check_budget, format_bytes, parse_bytes
+from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, check_budget, format_bytes, parse_bytes, per_device
 from lightning_zb.planning.compiling import is_compiled
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
@@ -181,8 +181,8 @@ def _check_parameters_fit(request: PlanRequest, module: nn.Module, num_devices: 
         ValueError: together they are too small, however the model is cut.
     """
     budget = request.memory_budget
-    sizes = list(budget) if isinstance(budget, (list, tuple)) else [budget] * num_devices
-    if not all(isinstance(size, str) for size in sizes):
+    sizes = [size for size in per_device(budget, num_devices) if isinstance(size, str)]
+    if len(sizes) < num_devices:
         return
     most = 2 if request.halves_parameters else 8
     least = sum(p.numel() * min(p.element_size(), most) * (2 if p.requires_grad else 1) for p in module.parameters())

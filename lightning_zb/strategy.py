@@ -31,8 +31,9 @@ from lightning_zb.model.deferred_init import DeferredInit
 from lightning_zb.model.layers import check_same_layers
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
+from lightning_zb.planning.budget import check_budget
 from lightning_zb.planning.plan import Plan
-from lightning_zb.replicas import BroadcastLoader, share_out
+from lightning_zb.replicas import BroadcastLoader, Replicas, share_out
 from lightning_zb.step_gradients import StepGradients
 from lightning_zb.stepping import PostValidation, StepRules
 
@@ -176,6 +177,9 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
     def _configure_launcher(self) -> None:
         environment = self.cluster_environment
         assert environment is not None
+        budget, world_size = self.plan_request.memory_budget, self.num_nodes * self.num_processes
+        if self._options.virtual_devices is None and isinstance(budget, list):
+            check_budget(budget, Replicas.of(world_size, self.data_parallel_size, 0).pipeline_size)
         if self._start_method != "popen":
             self._launcher = PipelineProcessLauncher(self, start_method=self._start_method)
         elif _IS_INTERACTIVE and self.num_processes > 1 and not environment.creates_processes_externally:

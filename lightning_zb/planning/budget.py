@@ -48,11 +48,24 @@ def check_budget(budget: MemoryBudget, num_devices: int | None = None) -> None:
     """
     if num_devices is None:
         num_devices = len(budget) if isinstance(budget, Sequence) and not isinstance(budget, str) else 1
-    for entry in _per_device(budget, num_devices):
+    for entry in per_device(budget, num_devices):
         if isinstance(entry, str):
             parse_bytes(entry)
         elif entry is not None:
             _check_multiple(entry)
+
+
+def per_device(budget: MemoryBudget, num_devices: int) -> list[DeviceBudget | None]:
+    """The budget of each device.
+
+    Raises:
+        ValueError: a list has not one entry for each device.
+    """
+    if budget is None or isinstance(budget, (int, float, str)):
+        return [budget] * num_devices
+    if len(budget) != num_devices:
+        raise ValueError(f"memory_budget {list(budget)} has {len(budget)} entries for {num_devices} devices")
+    return list(budget)
 
 
 def activation_limits(budget: MemoryBudget, costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
@@ -69,7 +82,7 @@ def limits_beside(
     budget: MemoryBudget, costs: CostModel, constant: Sequence[float], transient: Sequence[float]
 ) -> tuple[float, ...]:
     """As `activation_limits`, given what each device holds besides, all the time and for a moment."""
-    entries = _per_device(budget, len(constant))
+    entries = per_device(budget, len(constant))
     return tuple(_limit(entry, costs, constant[d]) - transient[d] for d, entry in enumerate(entries))
 
 
@@ -83,18 +96,17 @@ def constant_bytes(costs: CostModel, partition: Partition, placement: Placement)
 
 def workspace_bytes(costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
     """For each device the largest workspace of one pass."""
-    workspace = [0.0] * placement.num_devices
-    for layers, device in zip(partition.chunks, placement.devices, strict=True):
-        workspace[device] = max(workspace[device], costs.workspace_bytes(layers))
-    return tuple(workspace)
+    return most_by_device([costs.workspace_bytes(layers) for layers in partition.chunks], placement)
 
 
 def transient_bytes(costs: CostModel, partition: Partition, placement: Placement) -> tuple[float, ...]:
     """For each device the most that one B holds for a moment beyond what counts between passes."""
-    most = [0.0] * placement.num_devices
-    for chunk, device in zip(costs.chunks(partition), placement.devices, strict=True):
-        most[device] = max(most[device], chunk.transient_bytes)
-    return tuple(most)
+    return most_by_device([chunk.transient_bytes for chunk in costs.chunks(partition)], placement)
+
+
+def most_by_device(sizes: Sequence[float], placement: Placement) -> tuple[float, ...]:
+    """The largest of each device's chunks, given a size of each chunk."""
+    return tuple(max(sizes[c] for c in chunks) for chunks in placement.chunks_by_device())
 
 
 def infeasible(
@@ -113,7 +125,7 @@ def infeasible(
     constant = constant_bytes(costs, partition, placement)
     transient = transient_bytes(costs, partition, placement)
     needed = tuple(need + moment for need, moment in zip(needed, transient, strict=True))
-    entries = _per_device(budget, placement.num_devices)
+    entries = per_device(budget, placement.num_devices)
     smallest = [_smallest(entry, need, costs, constant[d]) for d, (entry, need) in enumerate(zip(entries, needed, strict=True))]
     single = isinstance(budget, (int, float, str))
     worst = max(range(len(needed)), key=lambda d: needed[d] + (constant[d] if isinstance(entries[d], str) else 0.0))
@@ -166,14 +178,6 @@ def format_bytes(num_bytes: float) -> str:
     """A size for people, as `parse_bytes` reads it, up to a blank."""
     size, name = byte_unit(num_bytes)
     return f"{num_bytes / size:.{2 if name in ('GiB', 'TiB') else 1}f} {name}"
-
-
-def _per_device(budget: MemoryBudget, num_devices: int) -> list[DeviceBudget | None]:
-    if budget is None or isinstance(budget, (int, float, str)):
-        return [budget] * num_devices
-    if len(budget) != num_devices:
-        raise ValueError(f"memory_budget {list(budget)} has {len(budget)} entries for {num_devices} devices")
-    return list(budget)
 
 
 def _limit(entry: DeviceBudget | None, costs: CostModel, constant: float) -> float:

@@ -110,7 +110,7 @@ def compared(config: Configuration, tokens: int, num_devices: int, num_microbatc
         "tokens": tokens,
         "P": num_devices,
         "m": num_microbatches,
-        "floor": floor(costs, num_devices, num_microbatches),
+        "floor": floor(costs, num_devices, num_microbatches, H800.capacity),
         "baselines": {name: plan and step_time(plan) for name, plan in plans.items()},
         "baseline_peaks": {name: plan and peak_bytes(plan) for name, plan in plans.items()},
         **measured(costs, num_devices, num_microbatches, CAPACITY, **options)[1],

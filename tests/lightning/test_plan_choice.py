@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from itertools import product
 
+import lightning.pytorch as pl
 import pytest
 
 import lightning_zb
@@ -78,6 +79,15 @@ def test_who_waits_for_compilation_is_told(monkeypatch):
 def test_what_is_no_budget_is_refused_at_once(budget):
     with pytest.raises(ValueError, match=r"is not a size; write for example|must be positive; 1\.0 is"):
         lightning_zb.ZeroBubbleStrategy(memory_budget=budget)
+
+
+def test_a_list_of_budgets_is_counted_once_the_devices_are_known():
+    """With the strategy for devices of one process, with the Trainer for processes, which have not started then."""
+    with pytest.raises(ValueError, match=r"memory_budget \[1\.0, 2\.0\] has 2 entries for 4 devices"):
+        lightning_zb.ZeroBubbleStrategy(memory_budget=[1.0, 2.0], virtual_devices=4)
+    strategy = lightning_zb.ZeroBubbleStrategy(memory_budget=[1.0, 2.0, 1.0], data_parallel_size=2)
+    with pytest.raises(ValueError, match=r"memory_budget \[1\.0, 2\.0, 1\.0\] has 3 entries for 2 devices"):
+        pl.Trainer(accelerator="cpu", devices=4, strategy=strategy, logger=False)
 
 
 @pytest.mark.parametrize("schedule", ["auto", "zb-v"])

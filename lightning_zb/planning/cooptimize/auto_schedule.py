@@ -51,7 +51,7 @@ def _are_alike(request: SearchRequest) -> bool:
     speeds = {costs.speed(d) for d in range(num_devices)}
     if len(speeds) > 1:
         return False
-    loads = make_loads(costs, num_devices, request.memory_budget, CutRules())
+    loads = make_loads(costs, num_devices, request.memory_budget, CutRules())  # type: ignore[arg-type]
     for placement in known_placements(num_devices, costs.num_stacked_layers).values():
         if costs.num_stacked_layers < placement.num_chunks:
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from lightning_zb.planning.budget import parse_bytes
+from lightning_zb.planning.budget import MemoryBudget, parse_bytes, per_device
 from lightning_zb.planning.cooptimize.cut_rules import CutRules
 from lightning_zb.planning.cooptimize.layout import Layout, tidy
 from lightning_zb.planning.costs import CostModel
@@ -77,9 +77,9 @@ class Loads:
         return bool((need <= self.capacity * (1.0 + 1e-9)).all())
 
 
-def make_loads(costs: CostModel, num_devices: int, budget: object, rules: CutRules) -> Loads:
+def make_loads(costs: CostModel, num_devices: int, budget: MemoryBudget, rules: CutRules) -> Loads:
     """Prefix sums and limits of a problem; the budget is read as in `make_plan`."""
-    entries = list(budget) if isinstance(budget, (list, tuple)) else [budget] * num_devices
+    entries = per_device(budget, num_devices)
     work = _prefix([layer.work for layer in costs.layers])
     activation = _prefix([layer.activation_bytes for layer in costs.layers])
     states = _prefix([layer.parameter_bytes if layer.state_bytes is None else layer.state_bytes for layer in costs.layers])

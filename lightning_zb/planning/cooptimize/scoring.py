@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders
-from lightning_zb.planning.budget import MemoryBudget, fits, limits_beside
+from lightning_zb.planning.budget import MemoryBudget, fits, limits_beside, most_by_device
 from lightning_zb.planning.builders.greedy import Choices, list_order, smallest_limits
 from lightning_zb.planning.cooptimize.layout import Layout
 from lightning_zb.planning.cooptimize.plain_order import plain_schedule
@@ -87,15 +87,14 @@ class Scorer:
     def problem(self, layout: Layout, num_microbatches: int | None = None) -> Problem | None:
         """What is to be ordered; None where not even one microbatch at a time fits the memory."""
         chunks = [self._chunk(cut) for cut in pairwise(layout.cuts)]
-        states, workspace, transient = ([0.0] * self.num_devices for _ in range(3))
-        for (cost, room), device in zip(chunks, layout.devices, strict=True):
-            states[device] += cost.state_bytes
-            workspace[device] = max(workspace[device], room)
-            transient[device] = max(transient[device], cost.transient_bytes)
-        constant = [s + w for s, w in zip(states, workspace, strict=True)]
+        placement = layout.placement
+        constant = list(most_by_device([room for _, room in chunks], placement))
+        for (cost, _), device in zip(chunks, layout.devices, strict=True):
+            constant[device] += cost.state_bytes
+        transient = most_by_device([cost.transient_bytes for cost, _ in chunks], placement)
         limits = limits_beside(self.budget, self.costs, constant, transient)
         m = num_microbatches or self.num_microbatches
-        problem = Problem(layout.placement, tuple(cost for cost, _ in chunks), self.costs, m, limits)
+        problem = Problem(placement, tuple(cost for cost, _ in chunks), self.costs, m, limits)
         return problem if fits(smallest_limits(problem), limits) else None
 
     def _chunk(self, cut: tuple[int, int]) -> tuple[ChunkCost, float]:
