@@ -15,12 +15,14 @@ from lightning_zb import device_memory, reporting
 from lightning_zb.callback_state import CallbackState, from_plain, request_values, to_plain, why_not
 from lightning_zb.deliberation import Deliberation
 from lightning_zb.drift import find_drift
+from lightning_zb.execution.pass_samples import StepKind, profiling_steps, running_steps
 from lightning_zb.pipeline import Pipeline
 from lightning_zb.plan_choice import needs_bytes
 from lightning_zb.planning.budget import MemoryBudget
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import ENOUGH, Decision, LoggedDecision, Replan, Terms, decide, go_back, repriced
+from lightning_zb.replanning import ENOUGH, Decision, LoggedDecision, Replan, Terms, decide, go_back, price_again, repriced
+from lightning_zb.seen_costs import seen_profile
 
 
 @unique
@@ -28,19 +30,20 @@ class _Purpose(Enum):
     """What the running window is for."""
 
     PROFILE = "profile"  # measure layers, links and memory; then plan
-    VERIFY = "verify"  # see how a new plan does
+    VERIFY = "verify"  # see how the plan that was decided on does, and what its passes take
     CHECK = "check"  # look for drift
 
 
-_NUM_VERIFY_STEPS = 4
+_NUM_VERIFY_STEPS = 5  # at full speed
 
 
 class ZeroBubbleCallback(pl.Callback):
     """Measures the pipeline, plans again with true costs, switches, and reports; the strategy adds one where there is none.
 
     Rank 0 plans in a thread while training goes on; all ranks switch between the same two steps. They wait for each other
-    between steps only at the end of a window of measured steps. Checkpoints hold the plan in force with what was measured,
-    so a resumed run starts with it.
+    between steps only at the end of a window of measured steps. Once the plan that was decided on runs, its passes are measured
+    again: it is predicted with what they take by then, and where devices wait more than was planned, planning looks once more.
+    Checkpoints hold the plan in force with what was measured, so a resumed run starts with it.
 
     Args:
         profile_steps: first step to measure and the first not to; None to measure nothing. The first of them counts bytes,
@@ -91,6 +94,8 @@ class ZeroBubbleCallback(pl.Callback):
         self._window: ProfileWindow | None = None
         self._purpose = _Purpose.PROFILE
         self._deliberation: Deliberation | None = None
+        self._may_think_again = False  # whether a plan may be looked for once more before layers are measured again
+        self._budget: MemoryBudget = None  # that plans are to keep to, settled when layers were measured
         self._next_check = 0
         self._measured_plan: Plan | None = None
         self._priced: Plan | None = None  # on rank 0 the running plan with the costs measured last
@@ -107,6 +112,11 @@ class ZeroBubbleCallback(pl.Callback):
             return self._replan
         is_free = self._request.get("schedule") == "auto" and self._request.get("partition") in (None, "auto")
         return Replan.PLACEMENT if is_free else Replan.ORDER
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether steps are measured or a plan is looked for now, which takes a share of the host."""
+        return self._window is not None or self._deliberation is not None
 
     # -- Lightning's calls -----------------------------------------------------------------------------------------
 
@@ -198,9 +208,10 @@ class ZeroBubbleCallback(pl.Callback):
         if self._deliberation is not None:
             self._deliberation.close()
             self._deliberation = None
-            rank_zero_info(
-                "zero_bubble: training ended before a plan with measured costs was found; the first one ran throughout"
-            )
+            if self._measured_plan is None:
+                rank_zero_info(
+                    "zero_bubble: training ended before a plan with measured costs was found; the first one ran throughout"
+                )
         if self.report:
             # where a plan came too late for this run, what was measured is written all the same
             plan = self._priced or pipeline.plan if is_open else pipeline.plan
@@ -215,19 +226,13 @@ class ZeroBubbleCallback(pl.Callback):
         if steps is None or self._deliberation is not None:
             return
         if self._measured_plan is None and self._num_steps == steps[0]:
-            self._start(_Purpose.PROFILE, trainer, pipeline, steps[1] - steps[0])
+            self._start(_Purpose.PROFILE, trainer, pipeline, profiling_steps(steps[1] - steps[0]))
         elif self._measured_plan is not None and self.check_every and self._num_steps >= self._next_check:
-            self._start(_Purpose.CHECK, trainer, pipeline, 1)
+            self._start(_Purpose.CHECK, trainer, pipeline, running_steps(1))
 
-    def _start(self, purpose: _Purpose, trainer: pl.Trainer, pipeline: Pipeline, num_steps: int) -> None:
+    def _start(self, purpose: _Purpose, trainer: pl.Trainer, pipeline: Pipeline, kinds: list[StepKind]) -> None:
         self._purpose = purpose
-        self._window = ProfileWindow(
-            pipeline,
-            trainer.optimizers,
-            num_steps,
-            counts_bytes=purpose is not _Purpose.CHECK,
-            measures_links=purpose is _Purpose.PROFILE,
-        )
+        self._window = ProfileWindow(pipeline, trainer.optimizers, kinds, measures_links=purpose is _Purpose.PROFILE)
 
     def _close_window(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
         """Gather, and do what the window was for; the next steps may be measured too."""
@@ -239,46 +244,62 @@ class ZeroBubbleCallback(pl.Callback):
         if self._purpose is _Purpose.CHECK:
             if self._has_drifted(trainer, pipeline, profile):
                 assert self.profile_steps is not None
-                self._start(_Purpose.PROFILE, trainer, pipeline, self.profile_steps[1] - self.profile_steps[0])
-            return
-        self.profile = profile
-        if self._purpose is _Purpose.VERIFY:
-            self._verify(trainer, pipeline)
+                steps = self.profile_steps[1] - self.profile_steps[0]
+                self._start(_Purpose.PROFILE, trainer, pipeline, profiling_steps(steps))
+        elif self._purpose is _Purpose.VERIFY:
+            self._verify(trainer, pipeline, profile)
         else:
+            self.profile = profile
+            self._budget = device_memory.settled_budget(pipeline, profile)
+            if profile is not None:
+                assert profile.costs is not None
+                self._priced = repriced(pipeline.plan, profile.costs, self._budget)
+                self._memory.compare(self._priced, profile.peak_bytes)
+            self._may_think_again = True
             self._deliberate(trainer, pipeline)
 
-    def _verify(self, trainer: pl.Trainer, pipeline: Pipeline) -> None:
-        """Say how the new plan does; one that does worse than the one before is given up."""
-        profile = self.profile
-        if profile is not None:
-            if profile.timeline is not None:
-                took, predicted = profile.timeline.makespan, pipeline.plan.predicted.makespan
-                rank_zero_info(
-                    f"zero_bubble, step {trainer.global_step}: a step takes {took:.4g} s, {predicted:.4g} s were predicted"
-                )
-            self._memory.compare(pipeline.plan, profile.peak_bytes)
+    def _verify(self, trainer: pl.Trainer, pipeline: Pipeline, found: Profile | None) -> None:
+        """Say how the plan does; one that does worse than the one before is given up, another is priced with what was seen."""
+        if found is not None:
+            assert self.profile is not None
+            self.profile = seen_profile(pipeline.plan, found, self.profile, takes_turns=pipeline.channels is None)
+            self._memory.compare(pipeline.plan, self.profile.peak_bytes)
         if not self._has_gone_back(trainer, pipeline):
+            self._price_again(trainer, pipeline)
+
+    def _price_again(self, trainer: Any, pipeline: Pipeline) -> None:
+        """Predict the running plan with costs as they are now; where it waits more than planned, look once for a better one."""
+        before, profile = pipeline.plan.predicted, self.profile
+        decision: Decision | None = None
+        if profile is not None:
+            assert profile.costs is not None
+            self._priced = repriced(pipeline.plan, profile.costs, self._budget)
+            decision = price_again(pipeline.plan, self._priced, profile.step_seconds, self.min_gain)
+        decision = trainer.strategy.broadcast(decision)
+        assert decision is not None
+        self._follow(trainer, pipeline, decision, is_news=decision.change != "nothing")
+        could_gain = pipeline.plan.predicted.bubble_rate - before.bubble_rate
+        if could_gain >= self.min_gain and self._may_think_again and pipeline.channels and self.replan is not Replan.OFF:
+            self._may_think_again = False
+            self._deliberate(trainer, pipeline)
+        else:
             self._report(trainer, pipeline.plan)
 
     def _deliberate(self, trainer: Any, pipeline: Pipeline) -> None:
-        """Price the running plan with what was measured, and let rank 0 look for a better one."""
-        profile = self.profile
-        budget = device_memory.settled_budget(pipeline, profile)
-        think = None
+        """Let rank 0 look for a better plan with the costs measured last."""
+        think, profile = None, self.profile
         if profile is not None:
             assert profile.costs is not None
-            self._priced = repriced(pipeline.plan, profile.costs, budget)
-            self._memory.compare(self._priced, profile.peak_bytes)
-            think = partial(decide, pipeline.plan, profile.costs, self._terms(pipeline, profile, budget))
+            think = partial(decide, pipeline.plan, profile.costs, self._terms(pipeline, profile))
         self._deliberation = Deliberation(think, trainer.strategy.everyone, waits=not self.background)
 
-    def _terms(self, pipeline: Pipeline, profile: Profile, budget: MemoryBudget) -> Terms:
+    def _terms(self, pipeline: Pipeline, profile: Profile) -> Terms:
         """What a new plan may change and must keep to."""
         request = pipeline.request
         return Terms(
             replan=self.replan,
             schedule=request.schedule,
-            budget=budget,
+            budget=self._budget,
             most=ENOUGH if request.memory_budget is None else None,
             constraints=request.constraints,
             joins_ends=profile.joins_ends,
@@ -291,20 +312,21 @@ class ZeroBubbleCallback(pl.Callback):
     def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
         """Run the plan that was decided on from the next step on."""
         self._deliberation = None
-        if self._priced is not None and self.profile is not None:
+        stays = decision.change == "nothing"
+        if not stays and self._priced is not None and self.profile is not None:
             self._replaced = self._priced, self.profile
         self._follow(trainer, pipeline, decision)
-        if decision.change == "nothing":
+        if stays and (pipeline.channels is None or not self._may_think_again):  # it was seen as it runs
             self._report(trainer, decision.plan)
-        else:  # what was measured is not of the plan that runs now
-            self._start(_Purpose.VERIFY, trainer, pipeline, _NUM_VERIFY_STEPS)
+        else:
+            self._start(_Purpose.VERIFY, trainer, pipeline, running_steps(_NUM_VERIFY_STEPS, counts_bytes=not stays))
 
-    def _follow(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
+    def _follow(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision, is_news: bool = True) -> None:
         """Switch, and remember why."""
-        self.decisions.append(LoggedDecision(trainer.global_step, decision.change, decision.reason, decision.seconds))
-        rank_zero_info(
-            f"zero_bubble, step {trainer.global_step}: {decision.reason} (rank 0 planned for {decision.seconds:.1f} s)"
-        )
+        if is_news:
+            self.decisions.append(LoggedDecision(trainer.global_step, decision.change, decision.reason, decision.seconds))
+        planned = f" (rank 0 planned for {decision.seconds:.1f} s)" if decision.seconds else ""
+        rank_zero_info(f"zero_bubble, step {trainer.global_step}: {decision.reason}{planned}")
         pipeline.switch(decision.plan)
         self._measured_plan = decision.plan
         self._recent.clear()
@@ -314,17 +336,17 @@ class ZeroBubbleCallback(pl.Callback):
         """Whether the plan before runs again, since with this one steps take longer: costs may be measured in a bad moment."""
         decision: Decision | None = None
         if self._replaced is not None and self.profile is not None and pipeline.channels is not None:  # else devices take turns
-            before, profile = self._replaced
-            if self.profile.timeline is not None and profile.timeline is not None:
-                decision = go_back(pipeline.plan, self.profile.timeline.makespan, before, profile.timeline.makespan)
+            (before, profile), took = self._replaced, self.profile.step_seconds
+            if took is not None and profile.step_seconds is not None:
+                decision = go_back(pipeline.plan, took, before, profile.step_seconds)
         decision = trainer.strategy.broadcast(decision)
         if decision is None:
             return False
         if self._replaced is not None:
-            self.profile = self._replaced[1]
-        self._replaced = self._priced = None
+            self._priced, self.profile = self._replaced
+        self._replaced, self._may_think_again = None, False
         self._follow(trainer, pipeline, decision)
-        self._report(trainer, decision.plan)
+        self._start(_Purpose.VERIFY, trainer, pipeline, running_steps(_NUM_VERIFY_STEPS))
         return True
 
     def _has_drifted(self, trainer: pl.Trainer, pipeline: Pipeline, profile: Profile | None) -> bool:

@@ -104,6 +104,7 @@ def _profile_from_plain(data: Mapping[str, Any], plan: Plan) -> Profile:
         items=tuple(_item_from_plain(row, plan) for row in data["spread"]),
         timeline=None,
         pass_seconds={(chunk, part): seconds for chunk, part, seconds in data["pass_seconds"]},
+        running_seconds={},
         peak_bytes=tuple(data["peak_bytes"]),
         joins_ends=data["joins_ends"],
     )

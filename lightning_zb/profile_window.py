@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import mean
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_zb.execution.links import clock_offsets, measure_links
 from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
-from lightning_zb.execution.pass_samples import Samples, StepKind, pass_samples, steps_of_window, usual
+from lightning_zb.execution.pass_samples import Samples, StepKind, pass_samples, usual
 from lightning_zb.execution.profiler import Clock, PassTimes, StepRecorder, clock_of, joined_timeline, read_times
 from lightning_zb.execution.speed import relative_speeds, seconds_in_turn
 from lightning_zb.execution.workspace import workspace_of
@@ -46,7 +47,7 @@ class DeviceProfile:
 
     Args:
         device: which.
-        items: costs of its items; empty where no step counted bytes.
+        items: costs of its items; empty where no step timed layers.
         steps: for each of the last full steps at full speed its passes.
         seconds: of passes.
         peak_bytes: activation bytes at their peak; on CUDA what the allocator gave out since the step began, less what
@@ -69,11 +70,13 @@ class Profile:
     """What all devices measured.
 
     Args:
-        costs: of layers and links; None where the window took pass times only.
-        items: the layers' costs with their spread.
+        costs: of layers and links; None where no step timed layers.
+        items: the layers' costs with their spread; none where no step timed them.
         timeline: the full step of median length; None where every step was a short one.
         pass_seconds: usual seconds by (chunk, "F", "B", "W" or "BW").
-        peak_bytes: by device; zeros where the window took pass times only.
+        running_seconds: the same of full steps that ran as planned, the longest and the shortest left out; what disturbs
+            passes in every step is part of them.
+        peak_bytes: by device; zeros where no step counted bytes.
         joins_ends: whether first and last chunk must stay on one device.
     """
 
@@ -81,21 +84,23 @@ class Profile:
     items: tuple[ItemProfile, ...]
     timeline: Timeline | None
     pass_seconds: dict[tuple[int, str], float]
+    running_seconds: dict[tuple[int, str], float]
     peak_bytes: tuple[float, ...]
     joins_ends: bool
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds from the first pass to the end of the last in the step of median length; None where there is none."""
+        return None if self.timeline is None else self.timeline.makespan
 
 
 class ProfileWindow:
     """Records consecutive steps of this process's devices.
 
-    The first step counts bytes. The others in turn time layers, which slows them down, or run at full speed and take the times
-    of passes: with each backward whole, as planned, and with each backward split.
-
     Args:
         pipeline: what runs.
         optimizers: whose state counts as model state.
-        num_steps: how many steps.
-        counts_bytes: whether layers are measured; without, all steps run as planned.
+        kinds: what each step is for; layers are measured where steps count bytes and time layers.
         measures_links: whether to measure links at the end, else those of the running plan are kept.
     """
 
@@ -103,12 +108,11 @@ class ProfileWindow:
         self,
         pipeline: Pipeline,
         optimizers: Sequence[Optimizer],
-        num_steps: int,
-        counts_bytes: bool = True,
+        kinds: Sequence[StepKind],
         measures_links: bool = True,
     ) -> None:
         self._pipeline, self._optimizers = pipeline, optimizers
-        self._kinds = deque(steps_of_window(num_steps, counts_bytes))
+        self._kinds = deque(kinds)
         self._measures_links = measures_links
         self._clock: Clock = clock_of(pipeline.device)
         self._running: list[StepRecorder] = []
@@ -121,6 +125,10 @@ class ProfileWindow:
     def is_over(self) -> bool:
         """Whether all its steps have run."""
         return not self._kinds
+
+    @property
+    def _times_layers(self) -> bool:
+        return bool(self._counted) and any(kind is StepKind.LAYERS for kind, _ in self._timed)
 
     def begin_step(self) -> None:
         """Record the coming step."""
@@ -181,8 +189,7 @@ class ProfileWindow:
         if channels is not None:
             if self._measures_links:
                 link = measure_links(channels, max((p.cost.output_bytes for d in own for p in d.items), default=0.0))
-            if self._counted:  # else nobody looks at the timeline
-                offsets = clock_offsets(channels)
+            offsets = clock_offsets(channels)
         parts = self._pipeline.gather(own)
         if parts is None:
             return None
@@ -190,10 +197,10 @@ class ProfileWindow:
         return _join(devices, link, offsets, self._pipeline.plan.costs.device_speed, overhead)
 
     def _overhead(self, steps: Sequence[_Steps]) -> PassOverhead:
-        """What a pass takes besides its items, from all devices; none where no step counted bytes (a collective)."""
-        if not self._counted:
+        """What a pass takes besides its items, from all devices; none where no step timed layers (a collective)."""
+        if not self._times_layers:
             return PassOverhead()
-        found = [pass_overhead([passes for kind, passes in own if kind is StepKind.LAYERS]) for own in steps]
+        found = [pass_overhead(_layered(own)) for own in steps]
         channels = self._pipeline.channels
         everywhere: list[Any] = [found]
         if channels is not None:
@@ -210,24 +217,43 @@ class ProfileWindow:
         items: list[ItemProfile] = []
         peak = 0.0
         if self._counted:
+            meter, workspace = self._counted[index].meter, self._counted[index].workspace
+            assert meter is not None
+            peak = float(meter.peak)
+            if workspace is not None:
+                peak = max(peak, self._grown_peak - max(workspace.bytes.values(), default=0.0))
+        if self._times_layers:
             counted = self._counted[index]
             copied = pipeline.ending is not None and pipeline.ending.copies
             held, waiting = pipeline.ownership.own_parameters(), pipeline.waiting_gradients
             sizes = item_sizes(pipeline.stack, held, counted.users, self._optimizers, copied, waiting)
             sizes = _largest(sizes, pipeline.shard_groups)
-            layered = [passes for kind, passes in steps if kind is StepKind.LAYERS]
             chunks = plan.placement.chunks_of(device)
             movable = movable_shares(pipeline.stack, held, counted.users, counted.deferred)
-            items = profile_items(pipeline.stack, plan.partition, chunks, layered, seconds, counted, sizes, movable, overhead)
-            assert counted.meter is not None
-            peak = float(counted.meter.peak)
-            if counted.workspace is not None:
-                peak = max(peak, self._grown_peak - max(counted.workspace.bytes.values(), default=0.0))
+            items = profile_items(
+                pipeline.stack, plan.partition, chunks, _layered(steps), seconds, counted, sizes, movable, overhead
+            )
         num_parts = sum(len(p.kind.value) for p in plan.schedule.orders[device])
         running = [passes for kind, passes in steps if kind is StepKind.RUNNING] or [passes for _, passes in steps]
         full = [step for step in running if sum(len(t.run.kind.value) for t in step) == num_parts]  # not the last of an epoch
         kept = [tuple(replace(t, items={}) for t in step) for step in full[-_KEPT_STEPS:]]
         return DeviceProfile(device, items, kept, seconds, peak, reference, pipeline.joins_ends)
+
+
+def _middle(by_length: Sequence[int]) -> Sequence[int]:
+    """Steps without the longest and the shortest quarter of them."""
+    cut = (len(by_length) + 1) // 4
+    return by_length[cut : len(by_length) - cut]
+
+
+def _means(steps: Iterable[Sequence[PassTimes]]) -> dict[tuple[int, str], float]:
+    """Mean seconds of the passes of steps that ran as planned."""
+    return {key: mean(values) for key, values in pass_samples((StepKind.RUNNING, passes) for passes in steps).items()}
+
+
+def _layered(steps: _Steps) -> list[tuple[PassTimes, ...]]:
+    """The passes of the steps that timed layers."""
+    return [passes for kind, passes in steps if kind is StepKind.LAYERS]
 
 
 def _largest(sizes: dict[int, tuple[float, float]], groups: ShardGroups | None) -> dict[int, tuple[float, float]]:
@@ -261,12 +287,13 @@ def _join(
     items = tuple(at_unit_speed(i, 1.0 if speeds is None else speeds[d.device]) for d in devices for i in d.items)
     num_steps = min(len(device.steps) for device in devices)
     timelines = [joined_timeline([d.steps[step] for d in devices], offsets) for step in range(num_steps)]
-    timelines.sort(key=lambda t: t.makespan)
+    by_length = sorted(range(num_steps), key=lambda step: timelines[step].makespan)
     return Profile(
         costs=cost_model(items, link, speeds, overhead) if items else None,
         items=tuple(sorted(items, key=lambda item: item.index)),
-        timeline=timelines[len(timelines) // 2] if timelines else None,
+        timeline=timelines[by_length[num_steps // 2]] if timelines else None,
         pass_seconds={key: usual(values) for device in devices for key, values in device.seconds.items()},
+        running_seconds=_means(d.steps[step] for d in devices for step in _middle(by_length)),
         peak_bytes=tuple(device.peak_bytes for device in devices),
         joins_ends=any(device.joins_ends for device in devices),
     )

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_zb.callback import ZeroBubbleCallback
+from lightning_zb.execution.pass_samples import profiling_steps
 from lightning_zb.planning.costs import Link
 from lightning_zb.profile_window import Profile, ProfileWindow
 from lightning_zb.strategy import ZeroBubbleStrategy
@@ -111,7 +112,7 @@ class _Measure(pl.Callback):
         if not trainer.strategy.is_between_steps or self.num_steps < _WARM_STEPS:
             return
         if self._window is None:
-            self._window = ProfileWindow(trainer.strategy.pipeline, trainer.optimizers, 1 + self._num_timed)
+            self._window = ProfileWindow(trainer.strategy.pipeline, trainer.optimizers, profiling_steps(1 + self._num_timed))
         self._window.begin_step()
 
     def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:

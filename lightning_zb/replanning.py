@@ -71,7 +71,7 @@ class Decision:
 
     Args:
         plan: with measured costs; the running one where nothing better was found.
-        change: what it changes: "nothing", "order", "partition" or "placement".
+        change: what it changes: "nothing", "costs" of the running plan, "order", "partition" or "placement".
         reason: one sentence.
         seconds: what planning took.
     """
@@ -233,6 +233,22 @@ def go_back(running: Plan, took: float, before: Plan, took_before: float) -> Dec
         return None
     reason = f"{before.planner.name} again: a step took {took_before:.4g} s with it, {took:.4g} s with {running.planner.name}"
     return Decision(before, changed(running, before), reason)
+
+
+def price_again(running: Plan, priced: Plan, took: float | None, least: float) -> Decision:
+    """The running plan with costs as they are now, to be predicted truly.
+
+    Args:
+        running: with the costs it was planned with.
+        priced: the same plan with costs as they are now.
+        took: seconds of a step as measured; None where it is not known.
+        least: share of a step's time that is worth a word.
+    """
+    expected, now = running.predicted.makespan, priced.predicted.makespan
+    is_other = abs(now - expected) >= least * expected
+    measured = "" if took is None else f"a step takes {took:.4g} s, "
+    reason = f"{measured}{expected:.4g} s were predicted, {now:.4g} s are with what its passes take now"
+    return Decision(priced, "costs" if is_other else "nothing", reason)
 
 
 def changed(old: Plan, new: Plan) -> str:

@@ -13,6 +13,8 @@ import lightning as L
 import torch
 from torch import distributed
 
+from lightning_zb import ZeroBubbleCallback
+
 
 class Measurements(L.Callback):
     """Times every optimizer step, logs tokens per second, and gathers the devices' values at the end of training.
@@ -20,8 +22,9 @@ class Measurements(L.Callback):
     Steps are timed from the end of one to the end of the next, data and Lightning's own work included, validation not.
 
     Args:
-        num_warmup_steps: first steps that the results leave out: allocators and caches are still filling. Steps that the
-            pipeline's profiler measures are left out too.
+        num_warmup_steps: first steps that the results leave out, and first ones of another plan: allocators and caches are
+            still filling. Steps that the pipeline's profiler measures, or plans beside, are left out too, as are those of
+            earlier plans.
     """
 
     def __init__(self, num_warmup_steps: int = 3) -> None:
@@ -39,7 +42,8 @@ class Measurements(L.Callback):
         self._step_tokens: list[int] = []
         self._step_waits: list[float] = []
         self._step_outsides: list[float] = []
-        self._was_recorded: list[bool] = []
+        self._was_disturbed: list[bool] = []
+        self._ran: Any = None  # the order of passes that is measured
         self._began: float | None = None
         self._waited = 0.0
         self._tokens = 0
@@ -71,11 +75,16 @@ class Measurements(L.Callback):
             return
         now, waited = time.perf_counter(), _wait_seconds(trainer)
         assert self._began is not None
+        ran = _running(trainer)
+        if ran != self._ran:
+            self._ran = ran
+            for kept in (self._step_times, self._step_tokens, self._step_waits, self._step_outsides, self._was_disturbed):
+                kept.clear()
         self._step_times.append(now - self._began)
         self._step_waits.append(waited - self._waited)
         pipeline = getattr(trainer.strategy, "pipeline", None)
         self._step_outsides.append(0.0 if pipeline is None else self._step_times[-1] - pipeline.last_step_seconds)
-        self._was_recorded.append(pipeline is not None and pipeline.last_step_was_recorded)
+        self._was_disturbed.append(pipeline is not None and (pipeline.last_step_was_recorded or _is_planning(trainer)))
         self._step_tokens.append(self._tokens)
         pl_module.log("tokens_per_second", self._tokens / self._step_times[-1], prog_bar=True)
         self._began, self._waited, self._tokens, self._num_steps_seen = now, waited, 0, trainer.global_step
@@ -95,8 +104,8 @@ class Measurements(L.Callback):
             self.outside_seconds = min(outside for *_, outside in devices)
 
     def _median(self, values: list[float]) -> float:
-        """The median without the first steps and those that the profiler measured, as far as there are others."""
-        usual = [v for v, recorded in zip(values, self._was_recorded, strict=True) if not recorded]
+        """The median without the first steps and those that were disturbed, as far as there are others."""
+        usual = [v for v, disturbed in zip(values, self._was_disturbed, strict=True) if not disturbed]
         return statistics.median(usual[self.num_warmup_steps :] or usual or values)
 
     def _wait_share(self) -> float:
@@ -106,6 +115,17 @@ class Measurements(L.Callback):
 
 def _statistics(trainer: L.Trainer) -> dict[str, Any]:
     return getattr(trainer.strategy, "statistics", {})
+
+
+def _running(trainer: L.Trainer) -> Any:
+    """What runs: cuts, devices and orders of passes; None without a pipeline."""
+    plan = getattr(trainer.strategy, "plan", None)
+    return None if plan is None else (plan.partition, plan.placement, plan.schedule)
+
+
+def _is_planning(trainer: L.Trainer) -> bool:
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    return any(isinstance(callback, ZeroBubbleCallback) and callback.is_busy for callback in callbacks)
 
 
 def _wait_seconds(trainer: L.Trainer) -> float:

@@ -32,17 +32,24 @@ class StepKind(Enum):
         return None if self is StepKind.RUNNING else self is StepKind.WHOLE
 
 
-def steps_of_window(num_steps: int, counts_bytes: bool) -> list[StepKind]:
-    """The steps of a window in turn.
+def profiling_steps(num_steps: int) -> list[StepKind]:
+    """The steps that measure layers, in turn.
 
     Args:
-        num_steps: how many, 2 at least where bytes are counted.
-        counts_bytes: whether layers are measured, or only how the plan runs.
+        num_steps: how many, 2 at least.
     """
-    if not counts_bytes:
-        return [StepKind.RUNNING] * num_steps
     in_turn = cycle([StepKind.LAYERS, StepKind.WHOLE, StepKind.RUNNING, StepKind.SPLIT])
     return [StepKind.BYTES, *islice(in_turn, num_steps - 1)]
+
+
+def running_steps(num_steps: int, counts_bytes: bool = False) -> list[StepKind]:
+    """The steps that see how a plan does.
+
+    Args:
+        num_steps: how many at full speed.
+        counts_bytes: whether one before them counts bytes.
+    """
+    return [StepKind.BYTES] * counts_bytes + [StepKind.RUNNING] * num_steps
 
 
 def usual(values: Sequence[float]) -> float:

@@ -254,6 +254,23 @@ def at_unit_speed(item: ItemProfile, speed: float) -> ItemProfile:
     return replace(item, cost=cost, high=tuple(h * speed for h in item.high))  # type: ignore[arg-type]
 
 
+def at_cost(item: ItemProfile, cost: LayerCost) -> ItemProfile:
+    """An item whose costs are now others, its spread as large a share of them as before.
+
+    Args:
+        item: as measured.
+        cost: what it costs now.
+    """
+    pairs = zip(
+        item.high,
+        (item.cost.forward, item.cost.backward_input, item.cost.backward_weight),
+        (cost.forward, cost.backward_input, cost.backward_weight),
+        strict=True,
+    )
+    high = tuple(seconds * now / before if before else seconds for seconds, before, now in pairs)
+    return replace(item, cost=cost, high=high)  # type: ignore[arg-type]
+
+
 def cost_model(
     items: Iterable[ItemProfile],
     link: Link | tuple[tuple[Link, ...], ...],

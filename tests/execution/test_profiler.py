@@ -11,7 +11,7 @@ from torch import nn
 from lightning_zb.execution.channels import open_channels
 from lightning_zb.execution.links import clock_offsets, fit_links, measure_links
 from lightning_zb.execution.live_bytes import LiveBytes, parameter_storages
-from lightning_zb.execution.pass_samples import StepKind, pass_samples, steps_of_window, usual
+from lightning_zb.execution.pass_samples import StepKind, pass_samples, profiling_steps, running_steps, usual
 from lightning_zb.execution.profiler import PassTimes, StepRecorder, joined_timeline, read_times
 from lightning_zb.planning.costs import Link
 from lightning_zb.planning.placement import cyclic
@@ -182,8 +182,9 @@ def test_hiccups_are_no_part_of_the_usual_time():
 
 
 def test_a_window_times_layers_first_and_then_passes_in_every_way():
-    kinds = steps_of_window(9, counts_bytes=True)
+    kinds = profiling_steps(9)
     assert kinds[:2] == [StepKind.BYTES, StepKind.LAYERS]
     assert {kind: kinds[1:].count(kind) for kind in kinds[1:]} == dict.fromkeys(kinds[1:5], 2)
-    assert steps_of_window(2, counts_bytes=True) == [StepKind.BYTES, StepKind.LAYERS]
-    assert steps_of_window(1, counts_bytes=False) == [StepKind.RUNNING]
+    assert profiling_steps(2) == [StepKind.BYTES, StepKind.LAYERS]
+    assert running_steps(1) == [StepKind.RUNNING]
+    assert running_steps(2, counts_bytes=True) == [StepKind.BYTES, StepKind.RUNNING, StepKind.RUNNING]

@@ -15,8 +15,8 @@ from tests.lightning.emulated import SleepingModule
 from tests.lightning.models import Vectors
 
 HEAVY, LIGHT = (20.0, 30.0, 25.0), (8.0, 10.0, 9.0)
-SLOW = (10, 7, 8.0)  # from step 10 on layer 7 takes eight times as long
-STEPS, MICROBATCHES = 22, 6
+SLOW = (14, 7, 8.0)  # from step 14 on layer 7 takes eight times as long
+STEPS, MICROBATCHES = 32, 6
 
 
 class Watch(lightning_zb.ZeroBubbleCallback):
@@ -27,10 +27,9 @@ class Watch(lightning_zb.ZeroBubbleCallback):
         self.verified: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer, *args: Any) -> None:
-        before = self.profile
+        before, plan = self.profile, trainer.strategy.plan
         super().on_train_batch_end(trainer, *args)
         if self.profile is not before and self.profile is not None:
-            plan = trainer.strategy.plan
             measured = self.profile.timeline
             self.verified.append(
                 {
@@ -46,9 +45,9 @@ def main(directory: Path, rank: str) -> None:
     torch.set_num_threads(1)
     import faulthandler
 
-    faulthandler.dump_traceback_later(62, repeat=False)
+    faulthandler.dump_traceback_later(90, repeat=False)
     module = SleepingModule([HEAVY] * 4 + [LIGHT] * 4, slow=SLOW)
-    callback = Watch(profile_steps=(1, 4), replan="partition", check_every=3, background=False)
+    callback = Watch(profile_steps=(1, 4), replan="partition", check_every=3, min_gain=0.05, background=False)
     strategy = lightning_zb.ZeroBubbleStrategy(schedule="zb", memory_budget=2.0)
     trainer = L.Trainer(
         accelerator="cpu", devices=2, strategy=strategy, callbacks=[callback],

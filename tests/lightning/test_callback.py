@@ -37,12 +37,14 @@ def test_a_plan_that_turns_out_slower_is_given_up():
         pipeline = SimpleNamespace(plan=new, channels=channels)
         pipeline.switch = lambda plan, pipeline=pipeline: setattr(pipeline, "plan", plan)
         trainer = SimpleNamespace(strategy=SimpleNamespace(broadcast=lambda value: value), global_step=9, loggers=[])
+        trainer.optimizers, pipeline.device = [], torch.device("cpu")
         callback = lightning_zb.ZeroBubbleCallback()
-        profiles = [SimpleNamespace(timeline=SimpleNamespace(makespan=seconds)) for seconds in (1.0, took)]
+        profiles = [SimpleNamespace(step_seconds=seconds) for seconds in (1.0, took)]
         callback._replaced, callback.profile = (before, profiles[0]), profiles[1]
         assert callback._has_gone_back(trainer, pipeline) is (expected is before)
         assert pipeline.plan is expected
         assert callback.profile is profiles[expected is new]
+        assert (callback._window is not None) is (expected is before)  # to see what it takes now
         if expected is before:
             (decision,) = callback.decisions
             assert (decision.change, decision.step) == ("placement", 9)
@@ -85,7 +87,7 @@ def test_budgets_in_bytes_count_once_layers_are_measured(budget, tmp_path: Path)
     callback = lightning_zb.ZeroBubbleCallback(profile_steps=(1, 4), background=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="device . held")  # not even before bytes are known
-        trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(memory_budget=budget, virtual_devices=2), tmp_path, 10)
+        trainer = _fit(callback, lightning_zb.ZeroBubbleStrategy(memory_budget=budget, virtual_devices=2), tmp_path, 12)
     plan, profile = trainer.strategy.plan, callback.profile
     assert plan.memory_limit is not None
     transient = transient_bytes(plan.costs, plan.partition, plan.placement)
@@ -179,7 +181,8 @@ def test_predictions_come_true_and_drift_is_noticed(tmp_path: Path):
     codes, outputs = run_ranks("tests.lightning.callback_worker", [str(tmp_path)], 2, tmp_path, 180)
     assert codes == [0, 0], outputs
     result = json.loads((tmp_path / "result0.json").read_text())
-    assert [change for _, change, _ in result["decisions"]] == ["partition", "partition"]
+    changes = [change for _, change, _ in result["decisions"]]
+    assert [change for change in changes if change not in ("costs", "nothing")] == ["partition", "partition"]
     assert json.loads((tmp_path / "result1.json").read_text())["decisions"] == result["decisions"]
     assert result["drifts"] == 1
     first, verified, slower, adapted = result["verified"]

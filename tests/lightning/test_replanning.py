@@ -12,7 +12,7 @@ from lightning_zb.planning.budget import InfeasibleBudget
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.replanning import Decision, Replan, Terms, step_seconds
+from lightning_zb.replanning import Decision, Replan, Terms, repriced, step_seconds
 from tests.lightning.known_costs import EQUAL, UNEQUAL
 
 
@@ -32,6 +32,15 @@ def test_only_what_may_change_changes(replan: str, change: str):
     assert decision.plan.predicted.makespan <= before.predicted.makespan
     if change == "nothing":
         assert (decision.plan.schedule, decision.plan.partition) == (running.schedule, running.partition)
+
+
+def test_a_plan_is_predicted_again_with_costs_as_they_are_now():
+    running = make_plan(EQUAL, 2, 8, "zb", 2.0)
+    for priced, took, change in ((repriced(running, UNEQUAL, 2.0), 1.5, "costs"), (running, None, "nothing")):
+        decision = replanning.price_again(running, priced, took, 0.01)
+        assert (decision.plan, decision.change) == (priced, change)
+        assert decision.reason.startswith("a step takes 1.5 s, ") is (took is not None)
+        assert f"{running.predicted.makespan:.4g} s were predicted, {priced.predicted.makespan:.4g} s are" in decision.reason
 
 
 def test_a_fixed_order_is_left_alone():

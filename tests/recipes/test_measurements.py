@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from lightning_zb import ZeroBubbleCallback
+from lightning_zb.planning.planner import make_plan
 from recipes.measurements import Measurements, _forget_peak_memory, _peak_memory
 from recipes.models.sequential import SequentialLanguageModel
+from tests.lightning.known_costs import EQUAL
 
 
 class Clock:
@@ -66,12 +71,34 @@ def test_first_steps_are_left_out_when_there_are_more():
     measurements = Measurements(num_warmup_steps=2)
     measurements._step_times = [9.0, 9.0]
     measurements._step_tokens = [64, 64]
-    measurements._was_recorded = [False] * 2
+    measurements._was_disturbed = [False] * 2
     assert measurements.step_time == 9.0
     measurements._step_times += [1.0, 2.0, 1.0]
-    measurements._was_recorded += [False] * 3
+    measurements._was_disturbed += [False] * 3
     assert measurements.step_time == 1.0
     assert measurements.tokens_per_second == pytest.approx(64.0)
+
+
+def test_steps_of_an_earlier_plan_are_left_out(monkeypatch):
+    """And those beside which plans are looked for, as far as there are others."""
+    clock, watcher = Clock(), ZeroBubbleCallback()
+    monkeypatch.setattr("recipes.measurements.time.perf_counter", clock)
+    measurements = Measurements(num_warmup_steps=0)
+    plans = [make_plan(EQUAL, 2, 8, name) for name in ("1f1b", "zb-h1")]
+    pipeline = SimpleNamespace(last_step_seconds=1.0, last_step_was_recorded=False)
+    strategy = SimpleNamespace(plan=plans[0], pipeline=pipeline)
+    trainer = SimpleNamespace(strategy=strategy, callbacks=[measurements, watcher], global_step=0)
+    module, batch = SimpleNamespace(log=lambda *_, **__: None), {"input_ids": torch.zeros(4)}
+    found = []
+    for plan, seconds, is_planning in ((0, 9.0, False), (1, 4.0, False), (1, 8.0, True), (1, 8.0, True), (1, 5.0, False)):
+        strategy.plan = replace(plans[plan], costs=replace(EQUAL))  # other costs alone are no other plan
+        watcher._deliberation = object() if is_planning else None
+        measurements.on_train_batch_start(trainer, module, batch, 0)
+        clock.now += seconds
+        trainer.global_step += 1
+        measurements.on_train_batch_end(trainer, module, None, batch, 0)
+        found.append(measurements.step_time)
+    assert found == [9.0, 4.0, 4.0, 4.0, 4.5]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot forget a peak")
@@ -88,7 +115,7 @@ def test_peak_memory_is_that_of_training(tmp_path):
 def test_steps_that_the_profiler_measured_are_left_out_as_far_as_there_are_others():
     measurements = Measurements(num_warmup_steps=1)
     measurements._step_times = [9.0, 5.0, 2.0, 2.5, 2.25]
-    measurements._was_recorded = [False, True, False, False, False]
+    measurements._was_disturbed = [False, True, False, False, False]
     assert measurements.step_time == 2.25
-    measurements._was_recorded = [True] * 5
+    measurements._was_disturbed = [True] * 5
     assert measurements.step_time == 2.5
