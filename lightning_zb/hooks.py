@@ -10,7 +10,7 @@ queued. Else every error counts there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class _Tolerance(NamedTuple):
 
     Args:
         error: which exceptions are passed over.
-        lacks: whether that is missing, by the strategy; another one has it all, as hooks stay wrapped for the next Trainer.
+        lacks: whether that is missing, by the strategy; another one has it all.
     """
 
     error: type[Exception]
@@ -70,6 +70,7 @@ def adapt_hooks(module: pl.LightningModule) -> None:
             _replace(module, name, _tolerant(getattr(module, name), name, lambda _: module.trainer, tolerance))
     users_hook = _tolerant(module.on_train_epoch_end, "on_train_epoch_end", lambda _: module.trainer, _ELSEWHERE)
 
+    @wraps(module.on_train_epoch_end)
     def on_train_epoch_end() -> None:
         share_metrics(module.trainer)
         users_hook()
@@ -90,6 +91,24 @@ def adapt_callbacks(trainer: Any) -> None:
             if not getattr(type(callback), name).__module__.startswith(("lightning.", "lightning_zb.")):
                 full_name = f"{type(callback).__name__}.{name}"
                 _replace(callback, name, _tolerant(getattr(callback, name), full_name, itemgetter(0), tolerance))
+
+
+def restore(module: pl.LightningModule, callbacks: Iterable[pl.Callback]) -> None:
+    """Give module and callbacks their own hooks back, for whatever runs them next.
+
+    Args:
+        module: was adapted, or not.
+        callbacks: the same.
+    """
+    for owner in (module, *callbacks):
+        for name in (*_TOLERANCES, "on_train_epoch_end", "configure_optimizers"):
+            hook = vars(owner).get(name)
+            if not getattr(hook, "_lightning_zb", False):
+                continue
+            delattr(owner, name)
+            own = hook.__wrapped__  # type: ignore[union-attr]
+            if getattr(own, "__func__", None) is not getattr(type(owner), name, None):  # set on the instance by the user
+                setattr(owner, name, own)
 
 
 def share_results(trainer: Any) -> None:

@@ -53,6 +53,8 @@ def profile_module(
 ) -> Profile:
     """Measure what the layers of a module cost for one microbatch, by training it for a few steps on one device.
 
+    The layers run as two chunks, so that it shows what a pass takes besides its layers.
+
     Args:
         module: any LightningModule; its weights are trained, so hand over one made for this.
         data: a data module, or batches such as a DataLoader; None where the module has its own `train_dataloader`. Short
@@ -75,7 +77,7 @@ def profile_module(
     trainer = pl.Trainer(
         accelerator=device,
         devices=1,
-        strategy=ZeroBubbleStrategy(schedule="1f1b", virtual_devices=1, layers=layers),
+        strategy=ZeroBubbleStrategy(schedule="zb-v", virtual_devices=1, layers=layers),
         precision=precision,  # type: ignore[arg-type]
         accumulate_grad_batches=num_microbatches,
         max_steps=_WARM_STEPS + 1 + num_steps,

@@ -286,6 +286,8 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         assert self.cluster_environment is not None
         assert self.accelerator is not None
         self.cluster_environment.teardown()
+        if self.lightning_module is not None and self.lightning_module._trainer is not None:
+            hooks.restore(self.lightning_module, self.lightning_module.trainer.callbacks)  # type: ignore[attr-defined]
         if self._pipeline is not None:
             if self._pipeline.ending is not None:
                 self._pipeline.ending.close()

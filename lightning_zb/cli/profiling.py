@@ -78,6 +78,8 @@ def profile(arguments: argparse.Namespace) -> bool:
     costs = measured.costs
     assert costs is not None
     print(costs_table(costs, measured.items))
+    forward, backward = 1e3 * costs.overhead.forward, 1e3 * costs.overhead.backward_input
+    print(f"besides its layers a pass takes {forward:.3f} ms in F and {backward:.3f} ms in B, once more for each chunk")
     if arguments.latency == 0.0 and arguments.bandwidth == float("inf"):
         print("transfers between devices count as free: one process cannot measure them; write --latency and --bandwidth")
     write_costs(costs, arguments.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 
 import lightning as L
 import pytest
@@ -22,6 +23,18 @@ made: list[SleepingModule] = []
 def sleeping(milliseconds):
     made.append(SleepingModule(milliseconds))
     return made[-1]
+
+
+class SlowStart(SleepingModule):
+    """Sleeps before its layers, as code does that every chunk runs again."""
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
+
+
+def slow_start(milliseconds):
+    return SlowStart(milliseconds)
 
 
 def loader(size=8):
@@ -137,3 +150,14 @@ def test_it_says_which_share_of_w_can_move(tmp_path, capsys):
     for layer in range(4):
         assert rows[f"layers.{layer}"].endswith("100.0 %" if layer % 2 else f"{100 * 384 / 984:.1f} % (Kernel whole in B)")
     assert rows["epilogue"].endswith("100.0 %")
+
+
+def test_what_every_chunk_runs_again_is_measured(tmp_path, capsys):
+    """The overhead of a pass, which is part of no layer."""
+    out = tmp_path / "costs.json"
+    more = ("--data", f"{HERE}:loader", "--steps", 3, "--microbatches", 2)
+    assert main(arguments(out, *more, module="slow_start", milliseconds="[[20, 1, 1], [20, 1, 1]]")) == 0
+    costs = read_costs(out)
+    assert 0.02 < costs.overhead.forward < 0.04
+    assert all(layer.forward < 0.04 for layer in costs.layers)
+    assert "besides its layers a pass takes 2" in capsys.readouterr().out

@@ -114,3 +114,33 @@ def test_two_optimizers_are_refused_where_they_are_made():
     one = SequentialModule()
     hooks.adapt_hooks(one)
     assert isinstance(one.configure_optimizers()["optimizer"], torch.optim.Optimizer)
+
+
+class _OwnHooks(SequentialModule):
+    """Hooks of the class, and one that is set on the instance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_train_batch_start = lambda *_: None
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+
+def test_after_a_run_module_and_callbacks_have_their_own_hooks():
+    """Whatever runs them next, another strategy too, sees no more than what the user wrote."""
+    module, callback = _OwnHooks(), FailsFirst()
+    own = module.on_train_batch_start
+    callback.on_train_batch_end = callback.on_train_batch_start = theirs = lambda *_: None
+    for stage in ("fit", "validate"):
+        strategy = ZeroBubbleStrategy(virtual_devices=2)
+        trainer = L.Trainer(
+            accelerator="cpu", devices=1, strategy=strategy, max_steps=1, accumulate_grad_batches=2, callbacks=[callback],
+            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        getattr(trainer, stage)(module, torch.utils.data.DataLoader(dataset("sequential", 8), batch_size=2))
+        assert module.on_train_batch_start is own
+        assert not hasattr(module.on_train_batch_end, "_lightning_zb")
+        assert not any(hasattr(value, "_lightning_zb") for value in vars(module).values())
+        assert not any(hasattr(value, "_lightning_zb") for value in vars(callback).values())
+        assert callback.on_train_batch_start is callback.on_train_batch_end is theirs
