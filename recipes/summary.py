@@ -50,7 +50,8 @@ class Summary:
     """A job's results. Seconds and bytes; None where a value does not exist, as a prediction without a plan.
 
     Args:
-        schedule: the schedule that ran; "plain" for Lightning's own Trainer.
+        schedule: the schedule that ran, beside `auto` where that was asked for and runs another (so far); "plain" for
+            Lightning's own Trainer.
         memory_budget: what the plan was allowed, as written in the configuration.
         num_devices: processes.
         num_microbatches: microbatches of a step.
@@ -103,7 +104,7 @@ def summarize(trainer: L.Trainer, config: DictConfig) -> Summary:
     )
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return Summary(
-        schedule="plain" if plan is None else plan.planner.name,
+        schedule="plain" if plan is None else _schedule(trainer, plan),
         memory_budget=OmegaConf.select(config, "strategy.memory_budget"),
         num_devices=trainer.world_size,
         num_microbatches=trainer.accumulate_grad_batches,
@@ -136,6 +137,16 @@ class WriteSummary(L.Callback):
         summary = summarize(trainer, self.config)
         if trainer.is_global_zero:
             summary.write(self.folder)
+
+
+def _schedule(trainer: L.Trainer, plan: Plan) -> str:
+    """The schedule's name, and what stands in for `auto` as long as it has not measured layers, or is no worse."""
+    name = plan.planner.name
+    if name == "auto" or trainer.strategy.plan_request.schedule != "auto":  # type: ignore[attr-defined]
+        return name
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    has_decided = any(isinstance(callback, ZeroBubbleCallback) and callback.decisions for callback in callbacks)
+    return f"auto ({name}{'' if has_decided else ' until measured'})"
 
 
 def _bubble_rate(plan: Plan | None, measurements: Measurements) -> float:

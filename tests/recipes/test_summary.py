@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from recipes.summary import FILE_NAME, HEADER, LEGEND, Summary, format_table, main, read_summary
+from lightning_zb import ZeroBubbleCallback
+from recipes.summary import FILE_NAME, HEADER, LEGEND, Summary, _schedule, format_table, main, read_summary
 
 SUMMARY = Summary(
     schedule="zb-v",
@@ -57,3 +59,20 @@ def test_every_column_of_two_is_explained():
 def test_folder_without_summaries_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         main([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs", "has_decided", "expected"),
+    [
+        ("zb-v", "zb-v", True, "zb-v"),
+        ("auto", "auto", True, "auto"),
+        ("auto", "zb-v", False, "auto (zb-v until measured)"),
+        ("auto", "zb-v", True, "auto (zb-v)"),
+    ],
+)
+def test_what_stands_in_for_auto_is_named(asked: str, runs: str, has_decided: bool, expected: str):
+    callback = ZeroBubbleCallback()
+    callback.decisions = ["a decision"] * has_decided
+    strategy = SimpleNamespace(plan_request=SimpleNamespace(schedule=asked))
+    plan = SimpleNamespace(planner=SimpleNamespace(name=runs))
+    assert _schedule(SimpleNamespace(strategy=strategy, callbacks=[callback]), plan) == expected
