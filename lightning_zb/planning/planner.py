@@ -23,6 +23,9 @@ from lightning_zb.planning.timeline import memory_peaks, predict
 _LOOKS = 6
 """A search with whole or with split backwards starts with a look at either: so many looks are the effort of a plan."""
 
+_FEW_PASSES = 256  # of one chunk a device: a small problem, where the look decides only what is clear
+_CLOSE = 1.03
+
 
 def make_plan(
     costs: CostModel,
@@ -82,15 +85,20 @@ def make_plan(
 def _shorter_of_split_and_whole(spec: SearchSpec, request: SearchRequest) -> Plan:
     """Order split backwards and then fuse, or order whole ones and then split: after a look at both whichever is faster.
 
-    Neither is better throughout: where devices wait, W fill what would be idle; where they hardly do, BW is shorter.
+    Neither is better throughout: where devices wait, W fill what would be idle; where they hardly do, BW is shorter. A small
+    problem is searched in both ways where the look finds them close.
     """
     started = time.perf_counter()
     figure = Objective(request.options.get("objective", Objective.STEP_TIME)).value
     ways = (spec.plan, partial(_plan_whole, spec))
     look, rest = _with_share(spec, request, 1 / _LOOKS), _with_share(spec, request, 1 - len(ways) / _LOOKS)
     found = [(way(look), way) for way in ways]
-    first, way = min(found, key=lambda pair: getattr(pair[0].predicted, figure))
-    best = min((first, way(rest)), key=lambda p: getattr(p.predicted, figure))
+    values = [getattr(plan.predicted, figure) for plan, _ in found]
+    is_small = 3 * request.num_devices * request.num_microbatches <= _FEW_PASSES
+    most = min(values) * (_CLOSE if is_small else 1.0)
+    going = [way for value, (_, way) in zip(values, found, strict=True) if value <= most][: len(ways) if is_small else 1]
+    plans = [*(plan for plan, _ in found), *(way(rest) for way in going)]
+    best = min(plans, key=lambda plan: getattr(plan.predicted, figure))
     return replace(best, planner=replace(best.planner, seconds=time.perf_counter() - started))
 
 

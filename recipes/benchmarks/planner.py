@@ -181,7 +181,7 @@ def draw(cells: list[Cell], path: Path) -> None:
             axis.plot(*zip(*curve, strict=True), color=colour, marker="o", markersize=3, label=f"auto, m={row.microbatches}")
             public = [(least, rate) for _, least, rate in row.public if least <= curve[-1][0]]
             axis.plot(*zip(*public, strict=True), color=colour, marker="x", markersize=5, linestyle="none", alpha=0.6)
-        axis.plot([], [], color="grey", marker="x", linestyle="none", label="public")
+        axis.plot([], [], color="grey", marker="x", linestyle="none", label="published")
         axis.set(title=title, ylim=(0.0, 0.36), xlabel="memory budget")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)

@@ -146,3 +146,26 @@ def test_a_search_looks_at_both_ways_and_goes_on_with_one(monkeypatch):
     monkeypatch.setattr(planner, "find_schedule", lambda name: replace(spec, plan=plan))
     assert num_whole(planner.make_plan(costs_of(4, backward=1.5), 2, 4, "auto", effort=12).schedule) > 0
     assert efforts == [2, 2, 8]
+
+
+@pytest.mark.parametrize(
+    ("whole_at_first", "num_microbatches", "chosen"),
+    [(1.02, 8, "whole"), (1.1, 8, "split"), (1.02, 64, "split")],
+)
+def test_a_small_problem_goes_on_in_both_ways_where_they_are_close(monkeypatch, whole_at_first, num_microbatches, chosen):
+    costs = costs_of(4, backward=1.5)
+    base = make_plan(costs, 2, 2, "1f1b")
+
+    def way(name, first, then):
+        def plan(request):
+            seconds = first if request.options["effort"] < 12 / 2 else then
+            predicted = replace(base.predicted, step_time=seconds)
+            return replace(base, predicted=predicted, planner=replace(base.planner, reason=name))
+
+        return plan
+
+    whole = way("whole", whole_at_first, 0.9)
+    monkeypatch.setattr(planner, "_plan_whole", lambda spec, request: whole(request))
+    spec = replace(find_schedule("auto"), plan=way("split", 1.0, 0.95))
+    monkeypatch.setattr(planner, "find_schedule", lambda name: spec)
+    assert planner.make_plan(costs, 2, num_microbatches, "auto", effort=12).planner.reason == chosen
