@@ -33,6 +33,7 @@ from lightning_zb.planning.plan import PlanStatus
 from lightning_zb.planning.random_stream import new_stream
 from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.simulation import tabulate
+from lightning_zb.planning.stretching import stretched_lags
 from lightning_zb.planning.timeline import steady_period
 from lightning_zb.planning.tuned import starting_parameters
 from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, RESERVE, clock_durations, default_parameters, manners, tune
@@ -48,6 +49,7 @@ _PASSES_FOR_ALL_CLOCKS = 40_000  # beyond, each start is tried with its own cloc
 _MOST_PASSES_PER_UNIT = 3.2 * _PASSES_PER_UNIT
 _NOT_FAR_BEHIND = 1.01  # of the best value: what is still worth annealing
 _PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
+_FIRST_STRETCHED = 6  # the round from which on transfers are stretched where memory is plenty: effort beyond the default
 # Steps by which the first devices hold less than the last, and the reserve of the list scheduler. A B that takes longer than
 # an F reaches each device later than the one before, which then waits until one more F fits: the steps say where.
 _STAIRS = ((0, 1.0), (1, 0.0), (0, 0.0), (2, 0.5), (1, 1 / 3), (0, 1 / 3), (3, 0.5), (2, 0.0))
@@ -136,6 +138,7 @@ class Searcher:
         self._stream = new_stream(seed)
         self._vectors: list[tuple[float, int, np.ndarray, Instance]] = []
         self._untried = self._all_manners()
+        self._stretched: tuple[Instance, list[np.ndarray]] | None = None
         self._begun = False
         self._starts: list[tuple[float, np.ndarray]] = []
         self._round = 0
@@ -210,6 +213,7 @@ class Searcher:
             if self._round % 2 == 0:
                 evaluations = max(2, int(size * unit / total))
                 if self.instance.limit.min() > _PLENTY * self.instance.activation.sum():
+                    evaluations -= self._stretch(evaluations // 2) if self._round >= _FIRST_STRETCHED else 0
                     evaluations -= self._sweep(evaluations)
                 vector, within = default_parameters(self.instance), self.instance
                 if self._vectors:
@@ -232,6 +236,23 @@ class Searcher:
                 break
         return tried
 
+    def _stretch(self, evaluations: int) -> int:
+        """Evolve a start by stretched transfers, in each round another, the best at first sight first; how many were tried."""
+        tried = 0
+        if self._stretched is None:
+            within, clock, ranked = self.instance._replace(lag=stretched_lags(self.instance)), self._durations[:1], []
+            for tried, (_, start) in enumerate(self._starts, 1):
+                vector = start.copy()
+                vector[CLOCK] = 0
+                ranked.append((self._tune(vector, 1, within, clock), tried, vector))
+            self._stretched = within, [vector for *_, vector in sorted(ranked, key=lambda r: r[:2])]
+        if tried < evaluations and not self.optimal:
+            within, vectors = self._stretched
+            turn = (self._round - _FIRST_STRETCHED) // 2
+            self._tune(vectors[turn % len(vectors)], evaluations - tried, within, self._durations[:1])
+            tried = evaluations
+        return tried
+
     def _all_manners(self) -> Iterator[tuple[np.ndarray, Instance]]:
         """The starts in all manners and on all stairs, the best start first in each manner."""
         starts = [start for _, start in sorted(self._starts, key=lambda pair: pair[0])]
@@ -242,17 +263,21 @@ class Searcher:
                     vector[RESERVE] = reserve
                     yield vector, within
 
-    def _tune(self, vector: np.ndarray, evaluations: int, within: Instance | None = None) -> float:
+    def _tune(
+        self, vector: np.ndarray, evaluations: int, within: Instance | None = None, durations: np.ndarray | None = None
+    ) -> float:
         """Evolve a vector, offer the best order; its cost, infinite where there was none.
 
         Args:
             vector: where to start.
             evaluations: orders to build.
-            within: the same problem with limits that are not larger.
+            within: the same problem with limits that are not larger, or with other transfers to order by.
+            durations: clocks; None for all.
         """
         within = self.instance if within is None else within
         found, order = vector.copy(), np.empty(self.instance.num_passes, np.int32)
-        cost = tune(within, self._durations, vector, self._stream, evaluations, self._own_start, found, order)
+        durations = self._durations if durations is None else durations
+        cost = tune(self.instance, within, durations, vector, self._stream, evaluations, self._own_start, found, order)
         if not np.isfinite(cost):
             return cost
         if all(cost != known[0] for known in self._vectors):

@@ -148,10 +148,12 @@ def _mutate(stream, parent, child, num_clocks, num_devices, cooling):
 
 
 @njit(cache=True, nogil=True)
-def tune(instance, durations, parameters, stream, evaluations, own_start, best_parameters, best_order):
+def tune(instance, within, durations, parameters, stream, evaluations, own_start, best_parameters, best_order):
     """Evolve a parameter vector by cool annealing.
 
     Args:
+        instance: the problem, by whose times orders are compared.
+        within: what orders are made for: the same problem with limits that are not larger, or other transfers.
         durations: clocks to choose from, see `clock_durations`.
         parameters: where to start.
         stream: state of the random stream, advanced.
@@ -175,7 +177,7 @@ def tune(instance, durations, parameters, stream, evaluations, own_start, best_p
         cooling = 1.0 - trial / evaluations
         if trial > 0:
             _mutate(stream, current, child, len(durations), num_devices, cooling)
-        if not apply_parameters(instance, durations, child, order):
+        if not apply_parameters(within, durations, child, order):
             continue
         if not start_times(instance, order, start, ends):
             continue
@@ -185,7 +187,7 @@ def tune(instance, durations, parameters, stream, evaluations, own_start, best_p
         ):
             current[:] = child
             current_cost = cost
-        if cost < best and fits_memory(instance, order):
+        if cost < best and fits_memory(within, order):
             best = cost
             best_parameters[:] = child
             best_order[:] = order
