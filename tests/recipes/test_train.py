@@ -76,7 +76,7 @@ def test_pipeline_trains_to_the_losses_of_the_plain_trainer(tmp_path, topics_fol
 def test_default_run_compares_with_1f1b(tmp_path):
     job = run(tmp_path)
     assert job.returncode == 0, job.output
-    check(tmp_path, {"zb-v", "1f1b"}, [])
+    check(tmp_path, {"auto (zb-v until measured)", "1f1b"}, [])
 
 
 def test_wrong_configuration_ends_with_a_sentence(tmp_path):
