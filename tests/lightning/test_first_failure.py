@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -32,6 +34,15 @@ def test_the_first_of_a_run_is_told_to_those_after_it(error, told, job):
     assert note_failure(error) is None
     assert str(note_failure(TransportError("device 1 does not answer"))).endswith(told)
     assert note_failure(KeyError("of the next fit"), run=1) is None
+
+
+def test_the_line_of_the_users_code_is_part_of_it(job):
+    try:
+        torch.nn.Linear(2, 3)(torch.ones(1, 4))
+    except RuntimeError as error:
+        note_failure(error)
+    told = str(note_failure(TransportError("device 1 does not answer")))
+    assert re.search(r"mat1 and mat2 .* \(\S+test_first_failure.py, line \d+, in test_the_line_of_the_users_code", told), told
 
 
 def test_alone_there_is_nobody_to_ask():
