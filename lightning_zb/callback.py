@@ -263,8 +263,10 @@ class ZeroBubbleCallback(pl.Callback):
         if found is not None:
             assert self.profile is not None
             self.profile = seen_profile(pipeline.plan, found, self.profile, takes_turns=pipeline.channels is None)
-            self._memory.compare(pipeline.plan, self.profile.peak_bytes)
+            if any(found.peak_bytes):
+                self._memory.compare(pipeline.plan, found.peak_bytes)
         if not self._has_gone_back(trainer, pipeline):
+            self._budget = device_memory.settled_budget(pipeline, self.profile)  # layers and what they leave have moved
             self._price_again(trainer, pipeline)
 
     def _price_again(self, trainer: Any, pipeline: Pipeline) -> None:
@@ -334,17 +336,18 @@ class ZeroBubbleCallback(pl.Callback):
 
     def _has_gone_back(self, trainer: pl.Trainer, pipeline: Pipeline) -> bool:
         """Whether the plan before runs again, since with this one steps take longer: costs may be measured in a bad moment."""
+        replaced, self._replaced = self._replaced, None
         decision: Decision | None = None
-        if self._replaced is not None and self.profile is not None and pipeline.channels is not None:  # else devices take turns
-            (before, profile), took = self._replaced, self.profile.step_seconds
+        if replaced is not None and self.profile is not None and pipeline.channels is not None:  # else devices take turns
+            (before, profile), took = replaced, self.profile.step_seconds
             if took is not None and profile.step_seconds is not None:
                 decision = go_back(pipeline.plan, took, before, profile.step_seconds)
         decision = trainer.strategy.broadcast(decision)
         if decision is None:
             return False
-        if self._replaced is not None:
-            self._priced, self.profile = self._replaced
-        self._replaced, self._may_think_again = None, False
+        if replaced is not None:
+            self._priced, self.profile = replaced
+        self._may_think_again = False
         self._follow(trainer, pipeline, decision)
         self._start(_Purpose.VERIFY, trainer, pipeline, running_steps(_NUM_VERIFY_STEPS))
         return True

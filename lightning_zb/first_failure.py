@@ -6,22 +6,15 @@ that does not answer. The rendezvous store keeps what failed first; whoever lost
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import threading
-import traceback
-from pathlib import Path
 
 import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_zb.execution.transport import TransportError
+from lightning_zb.users_line import users_line
 
 _KEY = "lightning_zb/first_failure"
-_LIBRARIES = tuple(
-    f"{folder}{os.sep}"
-    for folder in (Path(__file__).parent, *(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")))
-)
 _SECONDS = 3.0
 """How long to wait for the store: the process that serves it may have ended, or hang."""
 
@@ -65,13 +58,9 @@ def _what_happened(error: BaseException) -> str:
         return "was interrupted"
     lines = str(error).strip().splitlines() or [""]
     line = lines[-1] if "Traceback" in str(error) else lines[0]  # a loader's worker hands its whole traceback over
-    return f"failed first: {type(error).__name__}: {line}{_where(error)}"
-
-
-def _where(error: BaseException) -> str:
-    """The line of the user's own code that was reached last, in brackets; nothing where there is none."""
-    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*_LIBRARIES, "<"))]
-    return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    where = users_line(error)
+    place = f" ({where})" if where else ""
+    return f"failed first: {type(error).__name__}: {line}{place}"
 
 
 def follows_from_a_lost_peer(error: BaseException) -> bool:

@@ -74,8 +74,8 @@ class Profile:
         items: the layers' costs with their spread; none where no step timed them.
         timeline: the full step of median length; None where every step was a short one.
         pass_seconds: usual seconds by (chunk, "F", "B", "W" or "BW").
-        running_seconds: the same of full steps that ran as planned, the longest and the shortest left out; what disturbs
-            passes in every step is part of them.
+        running_seconds: mean seconds of full steps, the longest and the shortest left out, of those that ran as planned
+            where there were any; what disturbs passes in every step is part of them.
         peak_bytes: by device; zeros where no step counted bytes.
         joins_ends: whether first and last chunk must stay on one device.
     """

@@ -71,7 +71,7 @@ def profile_module(
         spread and which share of W can move.
 
     Raises:
-        ValueError: the module cannot be cut into layers, or there is no data; says what to do.
+        ValueError: the module cannot be cut into layers, has only one, or there is no data; says what to do.
     """
     measure = _Measure(num_steps)
     trainer = pl.Trainer(

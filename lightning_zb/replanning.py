@@ -223,13 +223,16 @@ def _at_most(budget: MemoryBudget, most: float | None) -> MemoryBudget:
 def go_back(running: Plan, took: float, before: Plan, took_before: float) -> Decision | None:
     """Back to the plan before, where steps take longer with the new one: costs may have been measured in a bad moment.
 
+    A plan that was left because it exceeds the memory limit stays left.
+
     Args:
         running: the new plan.
         took: seconds that its step was measured to take.
         before: the plan before.
         took_before: seconds of its step.
     """
-    if took <= (1 + _WORSE) * took_before:
+    exceeds = before.memory_limit is not None and not fits(before.predicted.peak_bytes, before.memory_limit)
+    if exceeds or took <= (1 + _WORSE) * took_before:
         return None
     reason = f"{before.planner.name} again: a step took {took_before:.4g} s with it, {took:.4g} s with {running.planner.name}"
     return Decision(before, changed(running, before), reason)

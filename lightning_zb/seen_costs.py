@@ -30,7 +30,7 @@ def seen_costs(plan: Plan, pass_seconds: Mapping[tuple[int, str], float]) -> Cos
         seen = {part: s * speed for (c, part), s in pass_seconds.items() if c == chunk}
         factors = _factors(plan.costs.chunk(items), plan.costs.overhead, seen)
         for item in items:
-            layers[item] = _scaled(layers[item], factors)
+            layers[item] = _scaled(layers[item], factors, knows_whole="BW" in seen)
     return replace(plan.costs, layers=tuple(layers))
 
 
@@ -47,13 +47,15 @@ def _factors(cost: ChunkCost, overhead: PassOverhead, seen: Mapping[str, float])
     return {"F": 1.0, "B": other, "W": other, "BW": other, **found}
 
 
-def _scaled(cost: LayerCost, factors: Mapping[str, float]) -> LayerCost:
+def _scaled(cost: LayerCost, factors: Mapping[str, float], knows_whole: bool) -> LayerCost:
+    """A layer's costs times the factors; what B and W take as one stays unknown where it was not seen now or before."""
+    is_known = knows_whole or cost.backward is not None
     return replace(
         cost,
         forward=cost.forward * factors["F"],
         backward_input=cost.backward_input * factors["B"],
         backward_weight=cost.backward_weight * factors["W"],
-        backward=cost.whole_backward * factors["BW"],
+        backward=cost.whole_backward * factors["BW"] if is_known else None,
     )
 
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INFEASIBLE
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) and error.filename:
             what = f"there is no file {error.filename}; write the path of one that exists"
         elif isinstance(error, IsADirectoryError):
             what = f"{error.filename} is a folder; write the path of a file in it"

@@ -10,11 +10,8 @@ import importlib
 import logging
 import os
 import sys
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from lightning_zb.cli.problem import check_out
@@ -22,10 +19,7 @@ from lightning_zb.cli.text import byte_unit, table, time_unit
 from lightning_zb.planning.costs import CostModel, Link
 from lightning_zb.planning.planfile import write_costs
 from lightning_zb.report.summary import Measured, weights_that_move
-
-_PACKAGE = Path(__file__).parents[1]
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-_LIBRARIES = ("lightning", "pytorch_lightning", "torch")
+from lightning_zb.users_line import users_line
 
 
 def profile(arguments: argparse.Namespace) -> bool:
@@ -70,7 +64,7 @@ def profile(arguments: argparse.Namespace) -> bool:
     except MisconfigurationException as error:  # what Lightning finds wrong with the module or the data
         raise ValueError(f"--module {arguments.module}: {_one_line(error)}") from error
     except Exception as error:
-        place = _users_line(error)
+        place = users_line(error)
         if place is None:
             raise  # a refusal, or a defect of this package
         what = f"{type(error).__name__}: {_one_line(error)}"
@@ -155,17 +149,6 @@ def _imported(option: str, place: str) -> Callable[..., Any]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _users_line(error: BaseException) -> str | None:
-    """The innermost line of the user's code through which an error came; None where there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        before, _, installed = frame.filename.rpartition("site-packages")
-        is_library = installed.split(os.sep)[1] in _LIBRARIES if before else frame.filename.startswith(_STANDARD_LIBRARY)
-        if path.is_file() and not is_library and _PACKAGE not in path.parents:
-            return f"{os.path.relpath(path)}, line {frame.lineno}"
-    return None
 
 
 def _check_device(device: str) -> None:

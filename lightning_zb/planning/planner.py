@@ -21,7 +21,8 @@ from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.timeline import memory_peaks, predict
 
 _LOOKS = 6
-"""A search with whole or with split backwards starts with a look at either: so many looks are the effort of a plan."""
+"""A search with whole or with split backwards starts with a look at either: so many looks are the effort of a plan, and four
+more where both are gone on with."""
 
 _FEW_PASSES = 256  # of one chunk a device: a small problem, where the look decides only what is clear
 _CLOSE = 1.03
@@ -97,6 +98,8 @@ def _shorter_of_split_and_whole(spec: SearchSpec, request: SearchRequest) -> Pla
     is_small = 3 * request.num_devices * request.num_microbatches <= _FEW_PASSES
     most = min(values) * (_CLOSE if is_small else 1.0)
     going = [way for value, (_, way) in zip(values, found, strict=True) if value <= most][: len(ways) if is_small else 1]
+    if (seconds := rest.options.get("seconds")) is not None:
+        rest.options["seconds"] = float(seconds) / len(going)  # type: ignore[arg-type]
     plans = [*(plan for plan, _ in found), *(way(rest) for way in going)]
     best = min(plans, key=lambda plan: getattr(plan.predicted, figure))
     return replace(best, planner=replace(best.planner, seconds=time.perf_counter() - started))

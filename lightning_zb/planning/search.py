@@ -214,7 +214,7 @@ class Searcher:
                 evaluations = max(2, int(size * unit / total))
                 if self.instance.limit.min() > _PLENTY * self.instance.activation.sum():
                     evaluations -= self._stretch(evaluations // 2) if self._round >= _FIRST_STRETCHED else 0
-                    evaluations -= self._sweep(evaluations)
+                    evaluations -= self._sweep(max(0, evaluations))
                 vector, within = default_parameters(self.instance), self.instance
                 if self._vectors:
                     _, _, vector, within = self._vectors[self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)]

@@ -45,6 +45,8 @@ def test_a_plan_that_turns_out_slower_is_given_up():
         assert pipeline.plan is expected
         assert callback.profile is profiles[expected is new]
         assert (callback._window is not None) is (expected is before)  # to see what it takes now
+        callback.profile = SimpleNamespace(step_seconds=9.0)  # whatever slows the machine down later
+        assert not callback._has_gone_back(trainer, pipeline)
         if expected is before:
             (decision,) = callback.decisions
             assert (decision.change, decision.step) == ("placement", 9)

@@ -70,7 +70,7 @@ def test_what_a_device_has_left_becomes_the_budget(monkeypatch: pytest.MonkeyPat
     assert free_bytes(torch.device("cpu")) is None
     model = CostModel(tuple(replace(layer, workspace_bytes={"F": 100.0}) for layer in EQUAL.layers))
     plan = make_plan(model, 2, 8, "zb", 2.0)
-    profile = Profile(model, (), None, {}, (), False)
+    profile = Profile(model, (), None, {}, {}, (), False)
     request = PlanRequest(schedule="zb-v", memory_budget=None, partition="even", costs=None)
     pipeline = SimpleNamespace(plan=plan, request=request, device=torch.device("cuda"), devices=(0, 1), channels=None)
     assert settled_budget(pipeline, profile) == [800 / model.activation_bytes] * 2

@@ -43,6 +43,12 @@ def test_a_plan_is_predicted_again_with_costs_as_they_are_now():
         assert f"{running.predicted.makespan:.4g} s were predicted, {priced.predicted.makespan:.4g} s are" in decision.reason
 
 
+def test_a_plan_over_the_limit_does_not_come_back():
+    before, running = make_plan(EQUAL, 2, 8, "zb", 2.0), make_plan(EQUAL, 2, 8, "zb", 1.0)
+    assert replanning.go_back(running, 2.0, before, 1.0) is not None
+    assert replanning.go_back(running, 2.0, repriced(before, EQUAL, 1.0), 1.0) is None
+
+
 def test_a_fixed_order_is_left_alone():
     running = make_plan(EQUAL, 2, 8, "1f1b")
     assert decide(running, UNEQUAL, Replan.ORDER, "1f1b").change == "nothing"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,14 @@ def test_what_did_not_run_is_scaled_like_what_did():
     assert apart[0, "BW"] == pytest.approx(2 * planned[0, "BW"] - 0.125)
 
 
+def test_a_whole_backward_that_nobody_saw_stays_unknown():
+    plan = replace(PLAN, costs=replace(COSTS, layers=tuple(replace(layer, backward=None) for layer in LAYERS)))
+    apart = seen_costs(plan, {(0, "B"): 9.0, (0, "W"): 1.0})
+    assert all(layer.backward is None for layer in apart.layers)
+    whole = seen_costs(plan, {(0, "BW"): 9.0})
+    assert {layer.backward is None for layer in (whole.layers[i] for i in PLAN.partition.chunks[0])} == {False}
+
+
 @pytest.mark.parametrize(
     ("slower", "replan", "thinks"),
     [({0: 1.5}, "order", [True, False]), ({0: 1.5}, "off", [False] * 2), ({}, "order", [False] * 2)],
@@ -64,7 +73,7 @@ def test_the_plan_is_predicted_again_and_reconsidered_once(slower, replan, think
     """Where a device waits more than planned since another is slower; and no more than once."""
     monkeypatch.setattr("lightning_zb.callback.Deliberation", lambda *_, **__: "a deliberation")
     callback = lightning_zb.ZeroBubbleCallback(replan=replan, report=False)
-    pipeline = SimpleNamespace(plan=PLAN, channels="some", ending=None, joins_ends=False)
+    pipeline = SimpleNamespace(plan=PLAN, channels="some", ending=None, joins_ends=False, device=torch.device("cpu"))
     pipeline.request = SimpleNamespace(schedule="zb-v", memory_budget=None, constraints=None)
     pipeline.switch = lambda plan: setattr(pipeline, "plan", plan)
     strategy = SimpleNamespace(broadcast=lambda value: value, everyone=None)

@@ -154,10 +154,11 @@ def test_a_search_looks_at_both_ways_and_goes_on_with_one(monkeypatch):
 )
 def test_a_small_problem_goes_on_in_both_ways_where_they_are_close(monkeypatch, whole_at_first, num_microbatches, chosen):
     costs = costs_of(4, backward=1.5)
-    base = make_plan(costs, 2, 2, "1f1b")
+    base, given = make_plan(costs, 2, 2, "1f1b"), []
 
     def way(name, first, then):
         def plan(request):
+            given.append(request.options["seconds"])
             seconds = first if request.options["effort"] < 12 / 2 else then
             predicted = replace(base.predicted, step_time=seconds)
             return replace(base, predicted=predicted, planner=replace(base.planner, reason=name))
@@ -168,4 +169,5 @@ def test_a_small_problem_goes_on_in_both_ways_where_they_are_close(monkeypatch, 
     monkeypatch.setattr(planner, "_plan_whole", lambda spec, request: whole(request))
     spec = replace(find_schedule("auto"), plan=way("split", 1.0, 0.95))
     monkeypatch.setattr(planner, "find_schedule", lambda name: spec)
-    assert planner.make_plan(costs, 2, num_microbatches, "auto", effort=12).planner.reason == chosen
+    assert planner.make_plan(costs, 2, num_microbatches, "auto", effort=12, seconds=6.0).planner.reason == chosen
+    assert sum(given) == pytest.approx(6.0)
