@@ -267,7 +267,10 @@ class ZeroBubbleCallback(pl.Callback):
                 self._memory.compare(pipeline.plan, found.peak_bytes)
         if not self._has_gone_back(trainer, pipeline):
             self._budget = device_memory.settled_budget(pipeline, self.profile)  # layers and what they leave have moved
-            self._price_again(trainer, pipeline)
+            if pipeline.channels is None:  # devices take turns, so what a step takes says nothing of the plan
+                self._report(trainer, pipeline.plan)
+            else:
+                self._price_again(trainer, pipeline)
 
     def _price_again(self, trainer: Any, pipeline: Pipeline) -> None:
         """Predict the running plan with costs as they are now; where it waits more than planned, look once for a better one."""

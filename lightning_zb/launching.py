@@ -158,10 +158,10 @@ class _ChildWatch(threading.Thread):
             if not failed:
                 continue
             rank, child = failed[0]
-            print(
-                f"[zero_bubble] the process of rank {rank} ended with exit code {child.returncode}; its traceback is above",
-                file=sys.stderr,
-            )
+            how = f"with exit code {child.returncode}; its traceback is above"
+            if child.returncode < 0:
+                how = f"by {signal.Signals(-child.returncode).name}"
+            print(f"[zero_bubble] the process of rank {rank} ended {how}", file=sys.stderr, flush=True)
             end_children(self._children, 1.0)
             if not self._stopped.wait(GRACE_SECONDS):
                 print("[zero_bubble] this process still waits for it and is ended", file=sys.stderr, flush=True)

@@ -126,7 +126,7 @@ def move_state(
     grown = Ownership(tuple(module.named_parameters()), held_now, after[rank].buffers)
     gone = [name for name in grown.own_names() if name not in after[rank].parameters]
     _free_buffers(module, stack, after[rank].buffers)
-    return release(module, grown, gone, optimizers=optimizers)
+    return release(module, stack, grown, gone, optimizers=optimizers)
 
 
 def _exchange(moves: Iterable[Move], read: Callable[[str], Any], channels: Channels) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def settle_ends(
     inside = {f"{layer}." for layer in stack.names}
     outside = {b for b in ownership.buffers if not any(b.startswith(layer) for layer in inside)}
     freed, buffers = (by_last_only, outside - prologue) if is_first_end else (by_first_only, prologue)
-    return SettledEnds(release(module, ownership, freed, buffers, optimizers), tuple(shared))
+    return SettledEnds(release(module, stack, ownership, freed, buffers, optimizers), tuple(shared))
 
 
 def split_by_use(

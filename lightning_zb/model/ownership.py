@@ -84,15 +84,15 @@ def take_ownership(module: nn.Module, stack: LayerStack, windows: Iterable[Windo
     windows = tuple(windows)
     inside = {id(m) for layer in stack.modules for m in layer.modules()}
     own_modules = {id(m) for w in windows for layer in stack.modules[w.start : w.stop] for m in layer.modules()}
+    around = _around_layers(module, stack)
     keep = needed_parameters(module, stack, windows)
     memo: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # holds the originals too, so that ids stay unique
     for m in module.modules():
-        contains_stack = id(m) not in inside and any(id(child) in inside for child in m.modules())
         for name, p in m._parameters.items():
             if p is None or id(p) in keep:
                 continue
             if id(p) not in memo:
-                memo[id(p)] = (p, _freed(p, expanded_zeros=contains_stack))
+                memo[id(p)] = (p, _freed(p, expanded_zeros=id(p) in around))
             m._parameters[name] = memo[id(p)][1]
         if id(m) in inside and id(m) not in own_modules:
             for name, b in m._buffers.items():
@@ -118,6 +118,7 @@ def updated_buffers(module: nn.Module, stack: LayerStack, windows: Iterable[Wind
 
 def release(
     module: nn.Module,
+    stack: LayerStack,
     ownership: Ownership,
     names: Iterable[str],
     buffers: Iterable[str] = (),
@@ -127,6 +128,7 @@ def release(
 
     Args:
         module: the LightningModule.
+        stack: its layers.
         ownership: what this device holds.
         names: parameters to free.
         buffers: buffers that another device updates; they keep their values here.
@@ -136,7 +138,8 @@ def release(
         What stays.
     """
     released = set(names)
-    memo = {id(p): _freed(p) for name, p in ownership.parameters if name in released}
+    around = _around_layers(module, stack)
+    memo = {id(p): _freed(p, expanded_zeros=id(p) in around) for name, p in ownership.parameters if name in released}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -180,6 +183,13 @@ def move_to(module: nn.Module, device: torch.device) -> None:
         for name, b in m._buffers.items():
             if b is not None and not b.is_meta:
                 m._buffers[name] = b.to(device)
+
+
+def _around_layers(module: nn.Module, stack: LayerStack) -> set[int]:
+    """Ids of the raw parameters of modules that contain layers: a step reads them where its other modules are stood in for."""
+    inside = {id(m) for layer in stack.modules for m in layer.modules()}
+    around = (m for m in module.modules() if id(m) not in inside and any(id(child) in inside for child in m.modules()))
+    return {id(p) for m in around for p in m._parameters.values() if p is not None}
 
 
 def _freed(parameter: nn.Parameter, *, expanded_zeros: bool = False) -> nn.Parameter:

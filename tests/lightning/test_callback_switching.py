@@ -39,6 +39,8 @@ def test_processes(tmp_path: Path):
     cases = [_case(name, switches, 2, virtual=False) for name, switches in SWITCHES.items()]
     cases.append(_case("tied", {3: ("zb-h1", "even"), 6: ("zb-v", [1, 4, 2, 1])}, 2, virtual=False, tied=True))
     cases.append(_case("groups", {3: ("zb-h1", "even"), 6: ("zb-v", [1, 4, 2, 1])}, 2, virtual=False, groups=True, frozen=3))
+    cases.append(_case("raw", {3: ("zb-h1", "even"), 6: ("zb-v", [1, 4, 2, 1])}, 2, virtual=False, raw_positions=True))
+    cases.append(_case("parted", {3: ("zb-v", "even"), 6: ("1f1b", "even")}, 2, virtual=False, raw_positions=True))
     results = run_cases(cases, 2, tmp_path)
     found = {}
     for case in cases:

@@ -31,7 +31,7 @@ def _cases(num_ranks: int) -> list[Case]:
     return [
         case("gpipe-sequential", "sequential", "gpipe", "bf16-mixed", frozen=2),
         case("1f1b-hybrid", "hybrid", "1f1b", validate=True),
-        case("interleaved-tokens", "tokens", "interleaved", "bf16-mixed", clip=0.5, groups=True),
+        case("interleaved-tokens", "tokens", "interleaved", "bf16-mixed", clip=0.5, groups=True, raw_positions=True),
         case("zb-h1-hybrid", "hybrid", "zb-h1", "bf16-mixed", clip=0.5),
         case("zb-h2-tokens", "tokens", "zb-h2", frozen=3, twice=True),
         case("zb-v-hybrid", "hybrid", "zb-v", groups=True, clip=0.5, validate=True),
