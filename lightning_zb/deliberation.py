@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import pickle
+import sys
+import time
 from collections.abc import Callable
 from threading import Thread
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -14,6 +20,25 @@ from torch import Tensor
 from lightning_zb.planning.budget import InfeasibleBudget
 
 _TAG = 17  # the executor's messages in the same group have none
+_SECONDS = 60.0  # for a thread to end with the interpreter, far longer than a function takes to compile
+_thinking: WeakSet[Thread] = WeakSet()
+
+
+@atexit.register
+def _give_up() -> None:
+    """End planning that still goes on before the interpreter ends.
+
+    Native code of a thread, a compiler's above all, that came back to Python after that would abort the process, whatever
+    it was to end with. Threads end by SystemExit silently, and nothing takes it for a failure.
+    """
+    own_hook = sys.unraisablehook
+    sys.unraisablehook = lambda raised: None if raised.exc_type is SystemExit else own_hook(raised)
+    deadline = time.monotonic() + _SECONDS
+    for thread in list(_thinking):
+        while thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(KeyboardInterrupt):  # nobody is left to show it to
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+                thread.join(0.5)
 
 
 class Deliberation:
@@ -38,6 +63,7 @@ class Deliberation:
         self._thread: Thread | None = None
         if think is not None:
             self._thread = Thread(target=self._think, args=(think,), name="zero_bubble planner", daemon=True)
+            _thinking.add(self._thread)
             self._thread.start()
 
     def end_step(self) -> Any | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -14,6 +16,35 @@ from lightning_zb.deliberation import Deliberation
 from lightning_zb.execution.channels import Channels, open_channels
 from lightning_zb.planning.placement import cyclic
 from tests.execution.processes import run_processes
+from tests.lightning.processes import ROOT
+
+ENDS_EARLY = """
+import sys, threading, time
+import torch
+from lightning_zb.deliberation import Deliberation
+
+class Native(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        begun.set()
+        for _ in range(100):
+            time.sleep(0.005)
+        return gradient
+
+class EndsLate:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+
+begun = threading.Event()
+sys.modules["ends_late"] = EndsLate()
+Deliberation(lambda: Native.apply(torch.ones(1, requires_grad=True)).sum().backward(), None)
+begun.wait()
+raise CAUSE("of the user's code")
+"""
 
 
 def test_training_goes_on_while_it_thinks():
@@ -21,7 +52,7 @@ def test_training_goes_on_while_it_thinks():
     deliberation = Deliberation(lambda: done.wait(10) and "plan", None)
     assert [deliberation.end_step() for _ in range(3)] == [None] * 3
     done.set()
-    for _ in range(200):
+    for _ in range(100):
         if (outcome := deliberation.end_step()) is not None:
             break
         time.sleep(0.01)
@@ -41,6 +72,15 @@ def test_an_error_names_itself():
     deliberation.end_step()
     with pytest.raises(RuntimeError, match="failed on rank 0: ZeroDivisionError: a layer without seconds"):
         deliberation.end_step()
+
+
+@pytest.mark.parametrize(("cause", "code"), [("ValueError", 1), ("KeyboardInterrupt", -2)])
+def test_a_script_that_ends_early_ends_with_its_own_cause(cause: str, code: int):
+    """Here autograd stands for a compiler: native code that calls Python, and would abort where the interpreter has ended."""
+    script = ENDS_EARLY.replace("CAUSE", cause)
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.strip().splitlines()[-1].endswith("of the user's code")
 
 
 def _runs(rank: int) -> list[tuple[list[object], list[float]]]:
