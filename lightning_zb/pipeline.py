@@ -115,6 +115,7 @@ class Pipeline:
             self.ownership = materialise(module, self.stack, self.ownership, deferred)
             self._built_bytes = deferred.peak_bytes
         self._stubs = PrologueStubs(module, self._interception, device)
+        self._is_attached = True
         self._shard_places = shard_places(module, self.stack, replicas.num_replicas)
         self._past = Statistics()
         self.ending: StepEnding | None = None
@@ -337,6 +338,20 @@ class Pipeline:
         """True where this process holds the parameter's values and answers for them (a tied copy has one owner)."""
         held = any(p is parameter for p in self.ownership.own_parameters())
         return held and not self._sharing.is_copy(parameter)
+
+    def attach(self) -> None:
+        """Intercept the module's calls again, where a run after the first one begins."""
+        if not self._is_attached:
+            self._interception.install()
+            self._stubs.install()
+            self._is_attached = True
+
+    def detach(self) -> None:
+        """Give the modules their own `forward` back, for whatever runs them next."""
+        if self._is_attached:
+            self._stubs.remove()
+            self._interception.remove()
+            self._is_attached = False
 
     def move_to(self, device: torch.device) -> None:
         """Move what this process holds; foreign parameters stay where they are, without memory."""

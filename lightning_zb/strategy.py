@@ -255,6 +255,7 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
             )  # fmt: skip
             self._deferred = None  # frees the record
             rank_zero_info(self._pipeline.announcement)
+        self._pipeline.attach()
         stopping.agree_on_stops(trainer, self.lightning_module)
         metrics.join_replicas(self.lightning_module, self.peers if self.has_loss else None)
         self.model = self.precision_plugin.convert_module(self.lightning_module)
@@ -291,6 +292,7 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         if self._pipeline is not None:
             if self._pipeline.ending is not None:
                 self._pipeline.ending.close()
+            self._pipeline.detach()
             self._pipeline.move_to(torch.device("cpu"))
             _optimizers_to_device(self.optimizers, torch.device("cpu"))
         self.precision_plugin.teardown()

@@ -262,7 +262,7 @@ class _Layer:
 
 
 class Interception:
-    """The layers of a module, intercepted.
+    """The layers of a module, intercepted from the start until `remove`, and again from `install` on.
 
     Args:
         stack: the layers.
@@ -277,11 +277,15 @@ class Interception:
         self.streams = streams
         self.running: Pass | None = None
         self._side_channels = (CapturedOutputs(), *side_channels)
-        for layer, positions in stack.positions().items():
+        self.install()
+
+    def install(self) -> None:
+        """Put a dispatcher in the place of each layer's `forward`."""
+        for layer, positions in self.stack.positions().items():
             # a layer compiled in place (`layer.compile()`) is entered by another door, around its hooks and its forward
             door = "forward" if layer._compiled_call_impl is None else "_compiled_call_impl"
             # not setattr: wrapped modules redirect it
-            layer.__dict__[door] = _Layer(self, stack.names[positions[0]], positions, getattr(layer, door))
+            layer.__dict__[door] = _Layer(self, self.stack.names[positions[0]], positions, getattr(layer, door))
 
     @contextmanager
     def chunk(self, window: Window, received: Any, caller: CodeType, recorder: LayerRecorder | None = None) -> Iterator[Pass]:

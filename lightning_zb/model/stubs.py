@@ -45,6 +45,10 @@ class PrologueStubs:
         self.probing = False
         self._device = device
         self._modules = outside_modules(module, interception.stack)
+        self.install()
+
+    def install(self) -> None:
+        """Put a dispatcher in the place of each module's `forward`."""
         for name, m in self._modules:
             m.__dict__["forward"] = _Outside(self, name, m, m.forward)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,6 +131,9 @@ class _OwnHooks(SequentialModule):
 def test_after_a_run_module_and_callbacks_have_their_own_hooks():
     """Whatever runs them next, another strategy too, sees no more than what the user wrote."""
     module, callback = _OwnHooks(), FailsFirst()
+    module.embedding = torch.nn.Linear(2, 2)  # outside the layers
+    module.model[1].forward = of_layer = partial(torch.nn.Sequential.forward, module.model[1])
+    before = {name: set(vars(m)) for name, m in module.named_modules() if name}
     own = module.on_train_batch_start
     callback.on_train_batch_end = callback.on_train_batch_start = theirs = lambda *_: None
     for stage in ("fit", "validate"):
@@ -144,3 +148,5 @@ def test_after_a_run_module_and_callbacks_have_their_own_hooks():
         assert not any(hasattr(value, "_lightning_zb") for value in vars(module).values())
         assert not any(hasattr(value, "_lightning_zb") for value in vars(callback).values())
         assert callback.on_train_batch_start is callback.on_train_batch_end is theirs
+        assert {name: set(vars(m)) for name, m in module.named_modules() if name} == before
+        assert module.model[1].forward is of_layer
