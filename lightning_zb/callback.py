@@ -284,7 +284,7 @@ class ZeroBubbleCallback(pl.Callback):
         assert decision is not None
         self._follow(trainer, pipeline, decision, is_news=decision.change != "nothing")
         could_gain = pipeline.plan.predicted.bubble_rate - before.bubble_rate
-        if could_gain >= self.min_gain and self._may_think_again and pipeline.channels and self.replan is not Replan.OFF:
+        if could_gain >= self.min_gain and self._may_think_again and self.replan is not Replan.OFF:
             self._may_think_again = False
             self._deliberate(trainer, pipeline)
         else:

@@ -36,8 +36,7 @@ def seen_costs(plan: Plan, pass_seconds: Mapping[tuple[int, str], float]) -> Cos
 
 def _factors(cost: ChunkCost, overhead: PassOverhead, seen: Mapping[str, float]) -> dict[str, float]:
     """For F, B, W and BW the share of their planned seconds that a chunk's layers now take."""
-    forward, backward, weight = overhead.forward, overhead.backward_input, overhead.backward_weight
-    besides = {"F": forward, "B": backward, "W": weight, "BW": backward}
+    besides = overhead.by_kind
     planned = {"F": cost.forward, "B": cost.backward_input, "W": cost.backward_weight, "BW": cost.whole_backward}
     planned = {part: seconds - besides[part] for part, seconds in planned.items()}
     now = {part: max(0.0, seconds - besides[part]) for part, seconds in seen.items()}

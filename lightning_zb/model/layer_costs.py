@@ -112,8 +112,7 @@ def profile_items(
     found = []
     for chunk in chunks:
         items = partition.chunks[chunk]
-        besides = {"F": overhead.forward, "B": overhead.backward_input, "W": 0.0, "BW": overhead.backward_input}
-        totals = {part: max(0.0, usual(seconds.get((chunk, part)) or [0.0]) - besides[part]) for part in besides}
+        totals = {kind: max(0.0, usual(seconds.get((chunk, kind)) or [0.0]) - s) for kind, s in overhead.by_kind.items()}
         divided = {part: _divided(items, part, totals[part], samples) for part in PARTS}
         chunk_bytes = sum(sizes.get(i, (0.0, 0.0))[0] for i in items)
         shorter = totals["BW"] / (totals["B"] + totals["W"]) if totals["B"] + totals["W"] > 0.0 else 0.0

@@ -88,6 +88,11 @@ class PassOverhead:
         """Seconds of F, B and W together."""
         return self.forward + self.backward_input + self.backward_weight
 
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """Seconds of each kind of pass: F, B, W and BW."""
+        return {"F": self.forward, "B": self.backward_input, "W": self.backward_weight, "BW": self.backward_input}
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
