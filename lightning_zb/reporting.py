@@ -98,6 +98,7 @@ def write(
         decisions=decisions,
         items=profile.items,
         counters=counters or {},
+        takes_turns=trainer.strategy.pipeline.channels is None,
     )
     folder = Path(log_dir) / "zero_bubble"
     (write_summary if only_summary else write_report)(folder, plan, observed)

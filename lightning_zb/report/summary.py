@@ -52,6 +52,7 @@ class Observed:
         decisions: what was decided and why.
         items: what the layers cost, with their spread.
         counters: for each device, or several together, how its optimizer steps ended.
+        takes_turns: whether the devices did, in one process.
     """
 
     step: Timeline | None = None
@@ -59,9 +60,14 @@ class Observed:
     decisions: Sequence[Reasoned] = ()
     items: Sequence[Measured] = ()
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    takes_turns: bool = False
 
 
 NOTHING = Observed()
+_TURNS = (
+    "The devices took turns in one process, so the measured step is the work of all of them, one after another, and no test of "
+    "what is predicted for devices that work at the same time."
+)
 
 
 def summary(plan: Plan, observed: Observed = NOTHING) -> str:
@@ -69,6 +75,7 @@ def summary(plan: Plan, observed: Observed = NOTHING) -> str:
     parts = [
         f"# {plan.planner.name} on {plan.num_devices} devices, {plan.num_microbatches} microbatches",
         _figures(plan, observed.step),
+        *([_TURNS] if observed.takes_turns and observed.step is not None and plan.num_devices > 1 else []),
         "## Devices",
         _devices(plan, observed.step, observed.peak_bytes),
     ]
@@ -114,13 +121,20 @@ def _devices(plan: Plan, measured: Timeline | None, peak_bytes: Sequence[float])
                 "none" if plan.memory_limit is None else format_bytes(plan.memory_limit[device]),
             ]
         )
-    return f"Times are {'predicted' if measured is None else 'measured'}.\n\n{_table(header, rows)}"
+    whose = "predicted" if measured is None else "measured"
+    said = f"Times are {whose}; idle is all of the step that is not busy, waits included."
+    return f"{said}\n\n{_table(header, rows)}"
 
 
 def _optimizer_steps(counters: Mapping[str, Mapping[str, int]]) -> str:
     names = list(next(iter(counters.values())))
     rows = [[device, *(str(counted[name]) for name in names)] for device, counted in counters.items()]
-    return _table(["device", *(name.replace("_", " ") for name in names)], rows)
+    table = _table(["device", *(name.replace("_", " ") for name in names)], rows)
+    if "switches" in names:
+        table += (
+            "\n\nSwitches are between steps that wait for the norm of the whole model and steps that do not, never of the plan."
+        )
+    return table
 
 
 def _layers(plan: Plan, items: Sequence[Measured]) -> str:

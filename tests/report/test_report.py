@@ -127,6 +127,14 @@ def test_the_summary_tells_how_optimizer_steps_ended(plan):
     counters = {"0": {"holds": 1, "redone_forwards": 0}, "1": {"holds": 0, "redone_forwards": 7}}
     text = report.summary(plan, report.Observed(counters=counters))
     assert "| device | holds | redone forwards |\n|---|---|---|\n| 0 | 1 | 0 |\n| 1 | 0 | 7 |" in text
+    assert "never of the plan" not in text
+    assert "never of the plan" in report.summary(plan, report.Observed(counters={"0": {"switches": 1}}))
+
+
+def test_a_step_of_devices_that_took_turns_is_no_test_of_the_plan(plan, measured):
+    assert "took turns in one process" in report.summary(plan, report.Observed(step=measured, takes_turns=True))
+    assert "took turns" not in report.summary(plan, report.Observed(step=measured))
+    assert "took turns" not in report.summary(plan, report.Observed(takes_turns=True))
 
 
 def test_a_plan_alone_can_be_drawn(plan, tmp_path: Path):
