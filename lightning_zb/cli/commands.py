@@ -9,12 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_zb.cli.figures import devices, figures, headline, worlds_table
-from lightning_zb.cli.problem import check_devices, check_out, constraints_of, costs_for, search_options, with_bound
+from lightning_zb.cli.problem import (
+    check_devices,
+    check_out,
+    constraints_of,
+    costs_for,
+    search_options,
+    tell_of_compiling,
+    with_bound,
+)
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import fits
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.layout_string import write_layout
-from lightning_zb.planning.plan import Plan
+from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planfile import read_costs, read_plan, write_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.timeline import predict_with
@@ -33,6 +41,7 @@ def plan(arguments: argparse.Namespace) -> bool:
         raise ValueError("--devices: write either --devices P, or --world-size N to have the number of pipelines chosen too")
 
     def make(costs: CostModel, num_devices: int, num_microbatches: int) -> Plan:
+        tell_of_compiling()
         return make_plan(
             costs,
             num_devices,
@@ -65,9 +74,18 @@ def plan(arguments: argparse.Namespace) -> bool:
 
 
 def simulate(arguments: argparse.Namespace) -> bool:
-    """Run a plan through the performance model; says so where the file promised something else."""
+    """Run a plan through the performance model, with other costs if given; says so where the file promised something else."""
     written = _read(arguments.plan)
-    result = with_bound(replace(written, predicted=predict_with(written, written.costs)))
+    costs, planner, source = written.costs, written.planner, "its passes and costs give"
+    if arguments.costs is not None:
+        costs, source = costs_for(arguments.costs, written.num_devices), f"{arguments.costs} gives"
+        needed, given = len(written.costs.layers), len(costs.layers)
+        if given != needed:
+            raise ValueError(
+                f"--costs {arguments.costs}: has {given} layers and the plan divides {needed}; give costs of its own model"
+            )
+        planner = replace(planner, reason="", status=PlanStatus.FEASIBLE)  # what was said of it held for its own costs
+    result = with_bound(replace(written, costs=costs, planner=planner, predicted=predict_with(written, costs)))
     print(headline(result))
     print(figures(result))
     print()
@@ -75,13 +93,13 @@ def simulate(arguments: argparse.Namespace) -> bool:
     for name in ("step_time", "period", "makespan"):
         promised, found = getattr(written.predicted, name), getattr(result.predicted, name)
         if abs(promised - found) > _SAME * abs(found):
-            print(f"note: the file's predicted.{name} is {promised:.6g} s, its passes and costs give {found:.6g} s")
+            print(f"note: the file's predicted.{name} is {promised:.6g} s, {source} {found:.6g} s")
     limits = result.memory_limit
     if limits is None or fits(result.predicted.peak_bytes, limits):
         return True
     over = [d for d in range(result.num_devices) if not fits([result.predicted.peak_bytes[d]], [limits[d]])]
-    needed = [f"{peak:.0f}" for peak in result.predicted.peak_bytes]
-    print(f"infeasible: devices {over} exceed memory_limit; the passes need {', '.join(needed)} activation bytes")
+    peaks = [f"{peak:.0f}" for peak in result.predicted.peak_bytes]
+    print(f"infeasible: devices {over} exceed memory_limit; the passes need {', '.join(peaks)} activation bytes")
     return False
 
 

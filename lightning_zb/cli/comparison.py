@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lightning_zb.cli.ablation import ablation_table
 from lightning_zb.cli.baselines import BASELINES
 from lightning_zb.cli.figures import gap
-from lightning_zb.cli.problem import constraints_of, costs_for, search_options, strongest_bound, value_of
+from lightning_zb.cli.problem import constraints_of, costs_for, search_options, strongest_bound, tell_of_compiling, value_of
 from lightning_zb.cli.text import as_option, byte_unit, runs, share, table, time_unit
 from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, fits, infeasible
@@ -59,6 +59,7 @@ def compare(arguments: argparse.Namespace) -> bool:
     """Plan every schedule for every costs file and print the table; says whether any fits."""
     objective = Objective(arguments.objective)
     cases = _cases(arguments)
+    tell_of_compiling()
     entries: list[Entry] = []
     failures: list[str] = []
     for case in cases:

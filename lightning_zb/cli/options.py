@@ -158,9 +158,15 @@ def _add_plan(commands) -> None:
 
 
 def _add_simulate(commands) -> None:
-    example = "lightning-zb simulate plan.json"
+    example = "lightning-zb simulate plan.json\n  lightning-zb simulate plan.json --costs measured-again.json"
     parser = _command(commands, "simulate", simulate, "run a plan through the performance model, device by device", example)
     _add_plan_file(parser)
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="say what the plan takes with these costs of the same layers instead",
+    )
 
 
 def _add_compare(commands) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lightning_zb.planning.bounds import Bound, Objective, bounds_of_orders, meets
+from lightning_zb.planning.compiling import is_compiled
 from lightning_zb.planning.costs import CostModel, Link
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planfile import read_costs
@@ -57,6 +59,12 @@ def check_out(option: str, path: Path | None, suffix: str | None = None) -> None
         raise ValueError(f"{option} {path}: is a folder; write the name of a file in it")
     if suffix is not None and path.suffix != suffix:
         raise ValueError(f"{option} {path}: a picture in {suffix[1:]} needs a name that ends with {suffix}")
+
+
+def tell_of_compiling() -> None:
+    """Say at a terminal why the first plan of an installation takes longer."""
+    if sys.stderr.isatty() and not is_compiled():
+        print("compiling the planner's loops first, once an installation: a minute or two", file=sys.stderr)
 
 
 def search_options(schedule: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def items(text: str) -> list[str]:
 
 def schedule_name(text: str, also: Iterable[str] = ()) -> str:
     """The name of a schedule that `make_plan` knows; `also` are others that the option takes."""
+    if text in BASELINES:
+        same = BASELINES[text]
+        raise argparse.ArgumentTypeError(
+            f"schedule {text!r} is a baseline of compare; write --schedule {same.schedule} --partition {same.partition}"
+        )
     _explained(partial(find_schedule, also=also), text)
     return text
 

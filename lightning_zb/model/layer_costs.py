@@ -112,7 +112,11 @@ def profile_items(
     found = []
     for chunk in chunks:
         items = partition.chunks[chunk]
-        totals = {kind: max(0.0, usual(seconds.get((chunk, kind)) or [0.0]) - s) for kind, s in overhead.by_kind.items()}
+        known = {part: sum(_median(samples.get((item, part))) for item in items) for part in PARTS}
+        known["BW"] = known["B"] + known["W"]
+        totals = {
+            kind: _beside(usual(seconds.get((chunk, kind)) or [0.0]), s, known[kind]) for kind, s in overhead.by_kind.items()
+        }
         divided = {part: _divided(items, part, totals[part], samples) for part in PARTS}
         chunk_bytes = sum(sizes.get(i, (0.0, 0.0))[0] for i in items)
         shorter = totals["BW"] / (totals["B"] + totals["W"]) if totals["B"] + totals["W"] > 0.0 else 0.0
@@ -139,6 +143,21 @@ def profile_items(
             whole = tuple(sorted(counted.whole.get(item, ())))
             found.append(ItemProfile(item, cost, high, len(seconds[chunk, "F"]), movable.get(item), whole))  # type: ignore[arg-type]
     return found
+
+
+def _beside(spent: float, overhead: float, known: float) -> float:
+    """Seconds of a pass that its items take.
+
+    The overhead is what passes usually have, and a pass of short layers at full speed may take less than that: its items still
+    take half of their share of it.
+
+    Args:
+        spent: by the pass at full speed.
+        overhead: that passes usually have.
+        known: seconds of the items where layers were timed, which slows passes down.
+    """
+    share = known / (known + overhead) if known + overhead > 0.0 else 1.0
+    return max(spent - overhead, 0.5 * share * spent)
 
 
 def _divided(

@@ -182,9 +182,9 @@ def plan_known_placements(request: SearchRequest) -> Plan:
         status=result.outcome if bound.seconds >= result.bound.seconds else PlanStatus.FEASIBLE,
         lower_bound=bound.seconds if objective is Objective.STEP_TIME else None,
         reason=(
-            f"placement {best.name} of {', '.join(c.name for c in candidates)}; its {result.bound.name} bound on device "
-            f"{result.bound.device} is {result.bound.seconds:.6g} s of {objective.value} {result.value:.6g} s, "
-            f"the least bound of the others {other:.6g} s"
+            f"placement {best.name} came out best of {', '.join(c.name for c in candidates)}, with {result.value:.6g} s of "
+            f"{objective.value}; no order of it takes less than {result.bound.seconds:.6g} s ({result.bound.name} bound on "
+            f"device {result.bound.device}), of the others {other:.6g} s"
         ),
     )
 

@@ -125,7 +125,7 @@ def _plan_whole(spec: SearchSpec, request: SearchRequest) -> Plan:
         problem,
         whole.partition,
         split_backward(all_whole(whole.schedule), whole.placement, chunk_costs, request.costs),
-        reason=f"{whole.planner.reason}; backwards run whole, which is faster than to split each",
+        reason=f"planned with every backward whole: {whole.planner.reason}; then those were split that gain by it",
     )
 
 

@@ -201,6 +201,19 @@ def test_simulate_reports_other_costs_and_broken_limits(plan_file, capsys):
     assert "devices [2] exceed memory_limit" in text
 
 
+def test_simulate_takes_other_costs(plan_file, tmp_path, capsys):
+    slower = tmp_path / "slower.json"
+    write_costs(model(scale=2.0), slower)
+    assert main(["simulate", str(plan_file), "--costs", str(slower)]) == 3  # twice the bytes too, and the plan has a limit
+    text = capsys.readouterr().out
+    planned = read_plan(plan_file).predicted.step_time
+    assert f"step_time    {2e3 * planned:.5g} ms" in text
+    assert f"note: the file's predicted.step_time is {planned:.6g} s, {slower} gives {2 * planned:.6g} s" in text
+    assert "was asked for" not in text
+    write_costs(model(num_layers=12), slower)
+    assert "has 12 layers and the plan divides 8" in bad_input(capsys, "simulate", plan_file, "--costs", slower)
+
+
 def test_show_draws_one_line_a_device(plan_file, tmp_path, capsys):
     png = tmp_path / "plan.png"
     assert main(["show", str(plan_file), "--png", str(png)]) == 0
@@ -251,3 +264,11 @@ def test_the_installed_script(costs):
     done = subprocess.run([str(script), *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 3
     assert done.stdout == "smallest feasible --memory-budget: 1.0\n"
+
+
+@pytest.mark.parametrize("module", ["lightning_zb", "lightning_zb.cli"])
+def test_it_runs_as_a_module(module, costs):
+    arguments = plan_arguments(costs, "--schedule", "1f1b", "--memory-budget", "none")
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("lightning-zb: --memory-budget: ")

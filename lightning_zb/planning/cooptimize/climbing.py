@@ -49,7 +49,7 @@ class Climb:
         floor = self.loads.floor * self.scorer.num_microbatches
         while not self._spent(passes) and best.estimate > floor * (1.0 + _GAIN):
             better = None
-            for phase in losses(best, floor):
+            for phase in losses(best.value, best.bound, best.work, floor):
                 if phase in self.phases:
                     better = self._first_better(self._neighbours(best, phase), best, passes)
                 if better is not None:

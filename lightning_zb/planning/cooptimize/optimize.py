@@ -17,10 +17,11 @@ from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.cooptimize.balancing import make_loads
 from lightning_zb.planning.cooptimize.climbing import Climb
 from lightning_zb.planning.cooptimize.cut_rules import CutRules
+from lightning_zb.planning.cooptimize.explanation import explanation
 from lightning_zb.planning.cooptimize.layout import Layout
-from lightning_zb.planning.cooptimize.phases import ALL_PHASES, Phase, losses
+from lightning_zb.planning.cooptimize.phases import ALL_PHASES, Phase
 from lightning_zb.planning.cooptimize.rivals import rivals
-from lightning_zb.planning.cooptimize.scoring import Score, Scorer
+from lightning_zb.planning.cooptimize.scoring import Scorer
 from lightning_zb.planning.cooptimize.starts import starting_layouts
 from lightning_zb.planning.costs import CostModel, Link
 from lightning_zb.planning.placement import Partition, Placement, cyclic
@@ -94,28 +95,36 @@ def cooptimize(
     top = min(tops, key=lambda s: s.estimate)
     if chosen >= {Phase.PARTITION, Phase.PLACEMENT} and placement is None:
         top = climb.explore(top, begun + share)
-    reason = _reason(starts[0], top, loads.floor * num_microbatches)
+    estimates = (starts[0].value, top.value)
     if Phase.SCHEDULE in chosen:
         finalists = _finalists(scorer, seed)
         winner = find_best(finalists, effort, deadline, warm=False)
-        plan = _assemble(scorer, winner.problem, winner.partition, winner.searcher.result().schedule, started, reason)
+        plan = _assemble(scorer, winner.problem, winner.partition, winner.searcher.result().schedule, started, estimates)
         for _, layout, schedule in rivals([*layouts, top.layout], scorer, value_of(plan, objective)):
-            plan = _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, reason)
+            plan = _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, estimates)
         return plan
     # judged by a short step, a placement of many chunks can look better than the sequential one, which costs nothing to keep
     contenders = [*scorer.best(_NUM_FINALISTS), *(s for s in starts if s.layout.placement == cyclic(num_devices))]
     quick = [(*scorer.quick_schedule(s.layout), s.layout) for s in contenders]
     _, schedule, layout = min(quick, key=lambda item: item[0])
-    return _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, reason)
+    return _assemble(scorer, _problem(layout, scorer), layout.partition, schedule, started, estimates)
 
 
-def _assemble(scorer: Scorer, problem: Problem, partition: Partition, schedule: Schedule, started: float, reason: str) -> Plan:
-    """The plan; optimal where its objective meets the bound of that."""
+def _assemble(
+    scorer: Scorer,
+    problem: Problem,
+    partition: Partition,
+    schedule: Schedule,
+    started: float,
+    estimates: tuple[float, float],
+) -> Plan:
+    """The plan with its reason; optimal where its objective meets the bound of that."""
     arguments = (problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches, problem.limits)
-    plan = assemble_plan("auto", problem, partition, schedule, time.perf_counter() - started, reason=reason)
+    plan = assemble_plan("auto", problem, partition, schedule, time.perf_counter() - started)
     bound = bounds_of_orders(*arguments, scorer.objective)[0].seconds
     status = PlanStatus.OPTIMAL if meets(value_of(plan, scorer.objective), bound) else PlanStatus.FEASIBLE
-    return replace(plan, planner=replace(plan.planner, status=status))
+    reason = explanation(plan, scorer.objective, bound, *estimates)
+    return replace(plan, planner=replace(plan.planner, status=status, reason=reason))
 
 
 def value_of(plan: Plan, objective: Objective) -> float:
@@ -170,11 +179,3 @@ def _infeasible(layouts: list[Layout], scorer: Scorer) -> InfeasibleBudget:
         worst.append((lacks, least, partition, placement))
     _, least, partition, placement = min(worst, key=lambda item: item[0])
     return infeasible(scorer.budget, least, "one microbatch", scorer.costs, partition, placement)
-
-
-def _reason(start: Score, end: Score, floor: float) -> str:
-    """What was gained and what is left, by phase."""
-    left = ", ".join(f"{phase.value} {seconds / end.value:.1%}" for phase, seconds in losses(end, floor).items())
-    before, after = f"{start.value:.6g}", f"{end.value:.6g}"
-    tuned = f"tuned from {before} to {after} s" if before != after else f"stay at {after} s, which no change bettered"
-    return f"partition and placement {tuned} by quick schedules; of that step is lost to {left}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum, unique
 
-from lightning_zb.planning.cooptimize.scoring import Score
-
 
 @unique
 class Phase(str, Enum):
@@ -19,19 +17,21 @@ class Phase(str, Enum):
 ALL_PHASES = frozenset(Phase)
 
 
-def losses(score: Score, floor: float) -> dict[Phase, float]:
+def losses(value: float, bound: float, work: float, floor: float) -> dict[Phase, float]:
     """Seconds of a step that each phase costs, the largest first.
 
     What the busiest device works beyond the least it could is the partition's, what even the best order of this placement
     waits is the placement's, the rest the schedule's.
 
     Args:
-        score: of a layout.
+        value: the step.
+        bound: no order of this partition and placement is faster.
+        work: of the busiest device.
         floor: seconds that the busiest device works at least, however layers are cut.
     """
     found = {
-        Phase.PARTITION: score.work - floor,
-        Phase.PLACEMENT: score.bound - score.work,
-        Phase.SCHEDULE: score.value - score.bound,
+        Phase.PARTITION: work - floor,
+        Phase.PLACEMENT: bound - work,
+        Phase.SCHEDULE: value - bound,
     }
     return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from lightning_zb.planning.bounds import Objective
 from lightning_zb.planning.budget import InfeasibleBudget, activation_limits, fits
 from lightning_zb.planning.cooptimize import cooptimize, cut_rules
+from lightning_zb.planning.costs import CostModel, LayerCost
 from lightning_zb.planning.partitioning import even
 from lightning_zb.planning.planner import make_plan
 from recipes.costs.random_cases import Trait, random_case
@@ -62,6 +67,25 @@ def test_phases_that_may_not_change_do_not():
     assert placed.partition == even(case.costs, placed.placement.num_chunks)
     assert all(p.kind.value in ("F", "BW") for p in base.schedule.passes())
     assert plan(case).predicted.step_time <= base.predicted.step_time
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_reason_says_what_of_the_step_is_lost(seed, objective):
+    """Shares are of the plan that comes out, positive, and add up; backwards that are faster whole are no gain of a phase."""
+    case = random_case(seed, Trait.HEAD, Trait.KINDS, num_layers=12, num_microbatches=6)
+    layers = tuple(replace(c, backward=0.8 * (c.backward_input + c.backward_weight)) for c in case.costs.layers)
+    made = cooptimize(replace(case.costs, layers=layers), case.num_devices, 6, case.memory, effort=2, objective=objective)
+    reason = made.planner.reason
+    assert f"of the plan's {objective.value} is work that no plan avoids" in reason
+    shares = [float(share) for share in re.findall(r"([-\d.]+)%", reason)]
+    assert min(shares) > 0.0
+    assert sum(shares) == pytest.approx(100.0, abs=0.25)
+
+
+def test_the_reason_of_a_step_without_losses():
+    costs = CostModel(tuple(LayerCost(str(i), 1.0, 1.0, 1.0, 1.0) for i in range(4)))
+    assert cooptimize(costs, 2, 8).planner.reason.endswith("all of the plan's step_time is work that no plan avoids")
 
 
 def test_a_budget_that_nothing_fits_names_the_smallest():
