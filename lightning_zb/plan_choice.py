@@ -18,6 +18,7 @@ from lightning_zb.model.layers import LayerStack
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, check_budget, format_bytes, parse_bytes, per_device
 from lightning_zb.planning.compiling import is_compiled
 from lightning_zb.planning.costs import CostModel
+from lightning_zb.planning.partitioning import TooFewLayers
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
@@ -94,7 +95,7 @@ def choose_plan(
         try:
             outcome = _choose(request, module, stack, num_devices, num_microbatches)
         except (ValueError, OSError) as error:
-            outcome = ValueError(str(error))
+            outcome = (TooFewLayers if isinstance(error, TooFewLayers) else ValueError)(str(error))
     outcome = broadcast(outcome)
     if isinstance(outcome, ValueError):
         raise outcome

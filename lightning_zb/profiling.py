@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_zb.callback import ZeroBubbleCallback
 from lightning_zb.execution.pass_samples import profiling_steps
 from lightning_zb.planning.costs import Link
+from lightning_zb.planning.partitioning import TooFewLayers
 from lightning_zb.profile_window import Profile, ProfileWindow
 from lightning_zb.strategy import ZeroBubbleStrategy
 
@@ -89,10 +90,16 @@ def profile_module(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    if isinstance(data, pl.LightningDataModule):
-        trainer.fit(module, datamodule=data)
-    else:
-        trainer.fit(module, data)
+    try:
+        if isinstance(data, pl.LightningDataModule):
+            trainer.fit(module, datamodule=data)
+        else:
+            trainer.fit(module, data)
+    except TooFewLayers:
+        raise ValueError(
+            "the model has one layer, so a pipeline has nothing to divide; where its layers stand in another container, name "
+            "that one with --layers PATH (layers=PATH in Python)"
+        ) from None
     if measure.profile is None or measure.profile.costs is None:
         raise ValueError(
             f"the data ended after {measure.num_steps} of {trainer.max_steps} steps of {num_microbatches} microbatches; "

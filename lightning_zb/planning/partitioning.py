@@ -13,6 +13,10 @@ from lightning_zb.planning.placement import Partition, Placement
 PartitionSpec = str | Sequence[int]
 
 
+class TooFewLayers(ValueError):
+    """A partition would have more chunks than the model has layers."""
+
+
 def make_partition(spec: PartitionSpec, costs: CostModel, placement: Placement) -> Partition:
     """Cut the layers for a placement.
 
@@ -42,11 +46,11 @@ def even(costs: CostModel, num_chunks: int) -> Partition:
     should not get a layer more.
 
     Raises:
-        ValueError: there are fewer layers than chunks.
+        TooFewLayers: there are fewer layers than chunks.
     """
     num_layers = costs.num_stacked_layers
     if num_layers < num_chunks:
-        raise ValueError(
+        raise TooFewLayers(
             f"{num_chunks} chunks need at least {num_chunks} layers, the model has {num_layers}; "
             "use fewer devices or a schedule with fewer chunks per device"
         )

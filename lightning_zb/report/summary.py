@@ -64,6 +64,10 @@ class Observed:
 
 
 NOTHING = Observed()
+_COLUMNS = (
+    "Of one microbatch: F forward, B gradients of inputs, W of weights, BW both as one pass; M_B is held from F to B, M_W from "
+    "B to W; output is what goes on to the next item."
+)
 _TURNS = (
     "The devices took turns in one process, so the measured step is the work of all of them, one after another, and no test of "
     "what is predicted for devices that work at the same time."
@@ -100,7 +104,7 @@ def _figures(plan: Plan, measured: Timeline | None) -> str:
         f"{c} (items {layers[0]}-{layers[-1]}) on device {device}"
         for c, (layers, device) in enumerate(zip(plan.partition.chunks, plan.placement.devices, strict=True))
     )
-    return _table(["", *(name for name, _ in columns)], rows) + f"\n\nChunks: {chunks}."
+    return _table(["", *(name for name, _ in columns)], rows) + f"\n\nChunks (items are numbered under Layers): {chunks}."
 
 
 def _devices(plan: Plan, measured: Timeline | None, peak_bytes: Sequence[float]) -> str:
@@ -149,7 +153,7 @@ def _layers(plan: Plan, items: Sequence[Measured]) -> str:
         rows.append([f"{place} {cost.name}", *seconds, whole, *map(format_bytes, sizes)])
         if items:
             rows[-1].append(weights_that_move(items[place]) if place < len(items) else "-")
-    table = _table([*header, *(["W moves"] if items else [])], rows)
+    table = f"{_COLUMNS}\n\n{_table([*header, *(['W moves'] if items else [])], rows)}"
     if items:
         table += (
             f"\n\nUsual values of {items[0].num_samples} microbatches, the 90th percentile in brackets. W moves: the share of "

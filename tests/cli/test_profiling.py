@@ -126,6 +126,10 @@ def test_the_times_of_layers_are_found(tmp_path, capsys):
             ["--module", f"{HERE}:Unfinished", "--batch", f"{HERE}:one_batch"],
             f"--module {HERE}:Unfinished: No `training_step()`",
         ),
+        (
+            ["--batch", f"{HERE}:one_batch", "--arguments", '{"milliseconds": [[1, 1, 1]]}'],
+            "the model has one layer, so a pipeline has nothing to divide",
+        ),
         (["--layers", "head", "--batch", f"{HERE}:one_batch"], 'layers="head" is a Linear'),
         (["--batch", f"{HERE}:wrong_batch"], ": its step failed in tests/lightning/emulated.py, line "),
         ([], "has no train_dataloader of its own; write --data or --batch"),
@@ -161,3 +165,13 @@ def test_what_every_chunk_runs_again_is_measured(tmp_path, capsys):
     assert 0.02 < costs.overhead.forward < 0.04
     assert all(layer.forward < 0.04 for layer in costs.layers)
     assert "besides its layers a pass takes 2" in capsys.readouterr().out
+
+
+def test_layers_that_take_less_than_the_overhead_of_their_pass_varies_are_not_free(tmp_path, capsys):
+    out = tmp_path / "costs.json"
+    more = ("--data", f"{HERE}:loader", "--steps", 4, "--microbatches", 2)
+    assert main(arguments(out, *more, module="slow_start", milliseconds="[[0, 0, 0], [0, 0, 0], [0, 0, 0]]")) == 0
+    layers = [layer for layer in read_costs(out).layers if layer.role is LayerRole.LAYER]
+    assert min(layer.forward for layer in layers) > 0.0
+    assert min(layer.backward_input for layer in layers) > 0.0
+    capsys.readouterr()
