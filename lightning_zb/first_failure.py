@@ -35,7 +35,7 @@ def note_failure(error: BaseException, run: int = 0) -> str | None:
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    mine = f"rank {dist.get_rank()} {_what_happened(error)}"
+    mine = f"rank {dist.get_rank()} {what_happened(error)}"
     found: list[str] = []
 
     def ask() -> None:
@@ -51,7 +51,12 @@ def note_failure(error: BaseException, run: int = 0) -> str | None:
     return found[0] if found and found[0] != mine else None
 
 
-def _what_happened(error: BaseException) -> str:
+def what_happened(error: BaseException) -> str:
+    """What ended a process, to follow its name in a sentence.
+
+    Args:
+        error: that ended it.
+    """
     if isinstance(error, SIGTERMException):
         return "was ended by SIGTERM"
     if isinstance(error, KeyboardInterrupt):

@@ -32,6 +32,8 @@ from lightning_zb.first_failure import OtherRankFailed, follows_from_a_lost_peer
 GRACE_SECONDS = 5.0
 """How long a process may take to end by itself after another one failed."""
 
+_STARTED_BY = "LIGHTNING_ZB_STARTED_BY"
+"""Tells a process that a launcher started the id of the one that did."""
 _LAUNCH_VARIABLES = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _running: list[PipelineScriptLauncher] = []
 _runs = count()
@@ -73,6 +75,11 @@ class PipelineScriptLauncher(_SubprocessScriptLauncher):
                 raise ChildProcessError(f"the process of rank {rank} was ended by {name}") from error
             if first is not None and follows_from_a_lost_peer(error):
                 raise OtherRankFailed(first) from error
+            if follows_from_a_lost_peer(error) and _is_orphan():
+                rank = self.cluster_environment.node_rank() * self.num_processes
+                raise OtherRankFailed(
+                    f"the process of rank {rank} ended without a word, as SIGKILL ends one (the kernel's, where memory ran out)"
+                ) from error
             if isinstance(error, SIGTERMException):
                 error.code = 128 + signal.SIGTERM  # Lightning's ends with 0, as if all were well
             raise
@@ -93,7 +100,8 @@ class PipelineScriptLauncher(_SubprocessScriptLauncher):
         )
         for local_rank in range(1, self.num_processes):
             command, directory = _child_command(local_rank)
-            self.procs.append(subprocess.Popen(command, env={**os.environ, "LOCAL_RANK": str(local_rank)}, cwd=directory))
+            variables = {**os.environ, "LOCAL_RANK": str(local_rank), _STARTED_BY: str(os.getpid())}
+            self.procs.append(subprocess.Popen(command, env=variables, cwd=directory))
 
 
 class PipelineProcessLauncher(_MultiProcessingLauncher):
@@ -194,6 +202,17 @@ def _find_killed(children: list[subprocess.Popen]) -> tuple[int, str] | None:
         if time.monotonic() > deadline:
             return None
         time.sleep(0.02)
+
+
+def _is_orphan() -> bool:
+    """Whether the process that started this one, which waits for it however else it fails, has ended."""
+    parent = os.environ.get(_STARTED_BY)
+    deadline = time.monotonic() + 0.2  # its connections break a moment before it has ended
+    while parent is not None and time.monotonic() < deadline:
+        if os.getppid() != int(parent):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def finish_previous_job() -> None:

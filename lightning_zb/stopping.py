@@ -12,12 +12,16 @@ get it too, and all others lose a peer.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 from types import CodeType, FunctionType
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_zb.first_failure import what_happened
 
 log = logging.getLogger("lightning.pytorch.zero_bubble")
 
@@ -64,6 +68,17 @@ def end_on_sigterm(trainer: Any) -> None:
     trainer._signal_connector._sigterm_notifier_fn = note
     # a collective and a host synchronisation every batch
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def name_signal(exception: BaseException, rank: int) -> None:
+    """Say on rank 0 which signal ended it, after what callbacks had to say: Lightning ends it without a traceback.
+
+    Args:
+        exception: what ended this process's run.
+        rank: of this process.
+    """
+    if rank == 0 and isinstance(exception, (SIGTERMException, KeyboardInterrupt)):
+        print(f"[zero_bubble] rank {rank} {what_happened(exception)}", file=sys.stderr, flush=True)
 
 
 def _mentions_should_stop(kind: type) -> bool:

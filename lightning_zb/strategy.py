@@ -353,6 +353,7 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         self.abandon_step()
+        stopping.name_signal(exception, self.global_rank)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 

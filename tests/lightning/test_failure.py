@@ -72,6 +72,12 @@ def _last_words(what: str, rank: int) -> str:
         return f"deliberate failure in {what} on rank {rank}"
     if what in ("SIGKILL", "SIGTERM") and rank == 1:
         return f"rank 1 was ended by {what}"
+    if what == "SIGTERM":
+        return "was ended by SIGTERM"  # rank 0 hands it on, so any of them may end first
+    if what == "SIGKILL":
+        return "rank 0 ended without a word, as SIGKILL ends one"
+    if what == "SIGINT":
+        return "rank 0 was interrupted"
     return _SENTENCES.get(what, "") if what in ("shape", "SIGSTOP") else ""
 
 

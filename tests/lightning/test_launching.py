@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from lightning_zb import ZeroBubbleStrategy
-from lightning_zb.launching import _find_killed
+from lightning_zb.launching import _find_killed, _is_orphan
 from tests.lightning.fitting import Case, run
 from tests.lightning.processes import ROOT
 from tests.recipes.leftovers import all_end
@@ -69,6 +69,14 @@ def test_a_killed_child_is_told_from_one_that_failed(deed, found):
     children[1].wait()
     assert _find_killed(children) == found
     children[0].communicate()
+
+
+def test_a_process_knows_whether_the_one_that_started_it_has_ended(monkeypatch):
+    assert not _is_orphan()  # nobody's launcher started it
+    monkeypatch.setenv("LIGHTNING_ZB_STARTED_BY", str(os.getppid()))
+    assert not _is_orphan()
+    monkeypatch.setenv("LIGHTNING_ZB_STARTED_BY", str(os.getpid()))
+    assert _is_orphan()
 
 
 def test_timeout_in_seconds_or_as_lightning_has_it():
