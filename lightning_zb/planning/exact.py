@@ -19,6 +19,7 @@ from lightning_zb.planning.instance import (
     build_instance,
     fits_memory,
     from_schedule,
+    measure,
     minimum_memory,
     start_times,
     to_schedule,
@@ -26,7 +27,7 @@ from lightning_zb.planning.instance import (
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import PlanStatus
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.search import measure, search
+from lightning_zb.planning.search import search
 
 _GRID = 1000  # the longest pass in integer time units; a finer grid slows the solver down a lot
 _MEMORY_GRID = 10**9  # a limit in integer memory units

@@ -299,3 +299,20 @@ def span_cost(instance, order, start, ends, own_start):
         first = start[order[instance.offset[d]]]
         cost = max(cost, ends[d] - own_start * first)
     return cost
+
+
+def on_stairs(instance: Instance, steps: int) -> Instance:
+    """The same problem with limits that rise by one chunk at so many devices, evenly apart, up to the given ones."""
+    if steps == 0:
+        return instance
+    climbed = np.arange(instance.num_devices) * (steps + 1) // instance.num_devices
+    limit = instance.limit - (steps - climbed) * instance.activation.max()
+    return instance._replace(limit=np.maximum(limit, minimum_memory(instance)))
+
+
+def measure(instance: Instance, order: np.ndarray, own_start: float = 1.0) -> float:
+    """step_time (own_start 1) or makespan (0) of an order in seconds; infinite where it deadlocks."""
+    start, ends = np.empty(instance.num_passes), np.empty(instance.num_devices)
+    if not start_times(instance, order, start, ends):
+        return float("inf")
+    return float(span_cost(instance, order, start, ends, own_start))

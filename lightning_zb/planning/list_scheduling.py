@@ -25,6 +25,7 @@ class Clock(NamedTuple):
         middle_lag: transfers of all others: more than the true ones leaves room for jitter in the steady state.
         first_middle: the first microbatch with `middle_lag`.
         last_middle: one past the last.
+        warm_up_lag: least transfers before F as long as a device has run no B, shape (chunks,).
     """
 
     duration: np.ndarray
@@ -32,6 +33,7 @@ class Clock(NamedTuple):
     middle_lag: np.ndarray
     first_middle: int
     last_middle: int
+    warm_up_lag: np.ndarray
 
 
 @njit(cache=True, nogil=True)
@@ -59,6 +61,7 @@ def list_schedule(instance, clock, urgency, period, patience, reserve, order):
     held = np.zeros(num_devices)
     free = np.zeros(num_devices)
     wake = np.zeros(num_devices)  # when a device decides next; infinite while it sleeps
+    begun = np.zeros(num_devices, np.bool_)  # has run a B
     position = instance.offset[:-1].copy()
     headroom = np.zeros(num_devices)  # a checkpointed chunk's B needs more memory than it frees
     for c in range(n):
@@ -94,7 +97,10 @@ def list_schedule(instance, clock, urgency, period, patience, reserve, order):
                     arrival = 0.0
                     if c > 0:
                         middle = clock.first_middle <= j < clock.last_middle
-                        arrival = end[(c - 1) * m + j] + (clock.middle_lag[0, c] if middle else clock.edge_lag[0, c])
+                        lag = clock.middle_lag[0, c] if middle else clock.edge_lag[0, c]
+                        if not begun[d]:
+                            lag = max(lag, clock.warm_up_lag[c])
+                        arrival = end[(c - 1) * m + j] + lag
                     wait = max(0.0, arrival - begin)
                     score = urgency[0, c] + j * period + patience * wait
                     if score < best:
@@ -133,6 +139,7 @@ def list_schedule(instance, clock, urgency, period, patience, reserve, order):
             held[d] += instance.activation[best_chunk]
             neighbour = best_chunk + 1 if best_chunk < n - 1 else -1
         elif best_kind == 1:
+            begun[d] = True
             end[nm + best_chunk * m + j] = free[d]
             held[d] += instance.stash[best_chunk] - instance.activation[best_chunk]
             neighbour = best_chunk - 1

@@ -22,12 +22,13 @@ from lightning_zb.planning.instance import (
     build_instance,
     fits_memory,
     from_schedule,
+    measure,
     minimum_memory,
+    on_stairs,
     serial_order,
-    span_cost,
-    start_times,
     to_schedule,
 )
+from lightning_zb.planning.leveller import Leveller
 from lightning_zb.planning.placement import Placement
 from lightning_zb.planning.plan import PlanStatus
 from lightning_zb.planning.random_stream import new_stream
@@ -49,6 +50,7 @@ _PASSES_FOR_ALL_CLOCKS = 40_000  # beyond, each start is tried with its own cloc
 _MOST_PASSES_PER_UNIT = 3.2 * _PASSES_PER_UNIT
 _NOT_FAR_BEHIND = 1.01  # of the best value: what is still worth annealing
 _PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
+_EVALUATIONS_OF_A_START = 1500  # orders that one evolution by stretched transfers tries
 _FIRST_STRETCHED = 6  # the round from which on transfers are stretched where memory is plenty: effort beyond the default
 # Steps by which the first devices hold less than the last, and the reserve of the list scheduler. A B that takes longer than
 # an F reaches each device later than the one before, which then waits until one more F fits: the steps say where.
@@ -136,9 +138,11 @@ class Searcher:
         self._own_start = 0.0 if self.objective is Objective.MAKESPAN else 1.0
         self._durations = clock_durations(self.instance)
         self._stream = new_stream(seed)
-        self._vectors: list[tuple[float, int, np.ndarray, Instance]] = []
+        self._vectors: list[tuple[float, int, np.ndarray, Instance, np.ndarray | None]] = []
         self._untried = self._all_manners()
-        self._stretched: tuple[Instance, list[np.ndarray]] | None = None
+        self._stretched: tuple[Instance, np.ndarray, Iterator[np.ndarray]] | None = None
+        self._leveller = Leveller(self.instance, self.bound.seconds, self._own_start, self._stream)
+        self._has_plenty = bool(self.instance.limit.min() > _PLENTY * self.instance.activation.sum())
         self._begun = False
         self._starts: list[tuple[float, np.ndarray]] = []
         self._round = 0
@@ -212,16 +216,20 @@ class Searcher:
             unit = min(_PASSES_PER_UNIT * (max(1.0, total / 6144) * min(1.0, total / 1024)) ** 0.6, _MOST_PASSES_PER_UNIT)
             if self._round % 2 == 0:
                 evaluations = max(2, int(size * unit / total))
-                if self.instance.limit.min() > _PLENTY * self.instance.activation.sum():
+                if self._has_plenty:
                     evaluations -= self._stretch(evaluations // 2) if self._round >= _FIRST_STRETCHED else 0
                     evaluations -= self._sweep(max(0, evaluations))
-                vector, within = default_parameters(self.instance), self.instance
+                vector, within, warm_up_lag = default_parameters(self.instance), self.instance, None
                 if self._vectors:
-                    _, _, vector, within = self._vectors[self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)]
+                    _, _, vector, within, warm_up_lag = self._vectors[self._round // 2 % min(len(self._vectors), _KEPT_VECTORS)]
                 if evaluations > 0 and not self.optimal:
-                    self._tune(vector, evaluations, within)
+                    self._tune(vector, evaluations, within, warm_up_lag=warm_up_lag)
             else:
-                self._anneal(int(size * unit * _LOOKS_PER_PASS))
+                work = int(size * unit * _LOOKS_PER_PASS)
+                if self._has_plenty and self._round >= _FIRST_STRETCHED:
+                    self._level(work // 2)
+                    work -= work // 2
+                self._anneal(work)
             self._round += 1
             self._units += size
             self._seconds_per_unit = (time.perf_counter() - started) / size
@@ -237,20 +245,29 @@ class Searcher:
         return tried
 
     def _stretch(self, evaluations: int) -> int:
-        """Evolve a start by stretched transfers, in each round another, the best at first sight first; how many were tried."""
+        """Evolve starts by stretched transfers, the plain one and known ones in turn; how many orders were tried.
+
+        What comes out differs much from time to time, so there are many short evolutions, and the best of them are levelled.
+        """
         tried = 0
         if self._stretched is None:
-            within, clock, ranked = self.instance._replace(lag=stretched_lags(self.instance)), self._durations[:1], []
+            lag, warm_up_lag = stretched_lags(self.instance)
+            within, clock, ranked = self.instance._replace(lag=lag), self._durations[:1], []
             for tried, (_, start) in enumerate(self._starts, 1):
                 vector = start.copy()
                 vector[CLOCK] = 0
-                ranked.append((self._tune(vector, 1, within, clock), tried, vector))
-            self._stretched = within, [vector for *_, vector in sorted(ranked, key=lambda r: r[:2])]
-        if tried < evaluations and not self.optimal:
-            within, vectors = self._stretched
-            turn = (self._round - _FIRST_STRETCHED) // 2
-            self._tune(vectors[turn % len(vectors)], evaluations - tried, within, self._durations[:1])
-            tried = evaluations
+                ranked.append((self._tune(vector, 1, within, clock, warm_up_lag), tried, vector))
+            known = [vector for *_, vector in sorted(ranked, key=lambda r: r[:2])]
+            plain = default_parameters(self.instance)
+            in_turn = itertools.cycle([start for vector in known for start in (plain, vector)])
+            self._stretched = within, warm_up_lag, in_turn
+        within, warm_up_lag, starts = self._stretched
+        while tried < evaluations and not self.optimal:
+            share = min(_EVALUATIONS_OF_A_START, evaluations - tried)
+            cost = self._tune(next(starts), share, within, self._durations[:1], warm_up_lag)
+            if np.isfinite(cost):
+                self._leveller.add(cost, self._tuned)
+            tried += share
         return tried
 
     def _all_manners(self) -> Iterator[tuple[np.ndarray, Instance]]:
@@ -264,7 +281,12 @@ class Searcher:
                     yield vector, within
 
     def _tune(
-        self, vector: np.ndarray, evaluations: int, within: Instance | None = None, durations: np.ndarray | None = None
+        self,
+        vector: np.ndarray,
+        evaluations: int,
+        within: Instance | None = None,
+        durations: np.ndarray | None = None,
+        warm_up_lag: np.ndarray | None = None,
     ) -> float:
         """Evolve a vector, offer the best order; its cost, infinite where there was none.
 
@@ -273,15 +295,19 @@ class Searcher:
             evaluations: orders to build.
             within: the same problem with limits that are not larger, or with other transfers to order by.
             durations: clocks; None for all.
+            warm_up_lag: see `Clock`; None for the transfers of `within`.
         """
         within = self.instance if within is None else within
         found, order = vector.copy(), np.empty(self.instance.num_passes, np.int32)
         durations = self._durations if durations is None else durations
-        cost = tune(self.instance, within, durations, vector, self._stream, evaluations, self._own_start, found, order)
+        warm_up_lag = np.zeros(self.instance.num_chunks) if warm_up_lag is None else warm_up_lag
+        cost = tune(
+            self.instance, within, durations, warm_up_lag, vector, self._stream, evaluations, self._own_start, found, order
+        )
         if not np.isfinite(cost):
             return cost
         if all(cost != known[0] for known in self._vectors):
-            self._vectors.append((cost, len(self._vectors), found, within))
+            self._vectors.append((cost, len(self._vectors), found, within, warm_up_lag))
             self._vectors = sorted(self._vectors, key=lambda v: v[:2])[: 2 * _KEPT_VECTORS]
         self._tuned = order
         self._take(order, self._figure(order) if self.objective is Objective.PERIOD else cost)
@@ -314,6 +340,14 @@ class Searcher:
         )
         self._offer(order, is_own)
 
+    def _level(self, work: int) -> None:
+        """Level the waits of the best order and of what stretched transfers gave."""
+        if self.instance.duration.max() > 0.0:
+            for order in self._leveller.run(work, lambda: self._order):
+                self._offer(order)
+                if self.optimal:
+                    break
+
     def _offer(self, order: np.ndarray, is_own: bool = True) -> None:
         if len(order) != self.instance.num_passes or not fits_memory(self.instance, order):
             return
@@ -331,20 +365,3 @@ class Searcher:
             offsets = self.instance.offset.astype(np.int64)
             return steady_period(self._table, order.astype(np.int64), offsets, self._costs)
         return measure(self.instance, order, self._own_start)
-
-
-def on_stairs(instance: Instance, steps: int) -> Instance:
-    """The same problem with limits that rise by one chunk at so many devices, evenly apart, up to the given ones."""
-    if steps == 0:
-        return instance
-    climbed = np.arange(instance.num_devices) * (steps + 1) // instance.num_devices
-    limit = instance.limit - (steps - climbed) * instance.activation.max()
-    return instance._replace(limit=np.maximum(limit, minimum_memory(instance)))
-
-
-def measure(instance: Instance, order: np.ndarray, own_start: float = 1.0) -> float:
-    """step_time (own_start 1) or makespan (0) of an order in seconds; infinite where it deadlocks."""
-    start, ends = np.empty(instance.num_passes), np.empty(instance.num_devices)
-    if not start_times(instance, order, start, ends):
-        return float("inf")
-    return float(span_cost(instance, order, start, ends, own_start))

@@ -1,9 +1,10 @@
 """Transfers stretched to what whole passes fill.
 
-The way of a microbatch to the next device and back takes two passes and two transfers. Meanwhile a device runs other passes,
-and unless some of them take just as long, either the device waits or the microbatch does, at every device anew. An order that
-comes from transfers a little longer than they are, so that passes fill that way exactly, lets the microbatch wait everywhere
-alike, which costs nothing where memory is not what limits.
+Devices begin one after the other, each as soon as the first microbatch arrives, so a microbatch that goes on in that direction
+always finds them at the same place of their orders. On its way back it does not: to a device that began earlier by a pass and
+a transfer, it takes two of each. Unless some passes take just as long, either the device waits or the microbatch does, at
+every device anew. An order that comes from transfers a little longer than they are, so that passes fill that way exactly, lets
+the microbatch wait, which costs nothing where memory is not what limits.
 """
 
 from __future__ import annotations
@@ -18,21 +19,32 @@ _MOST_PASSES = 5  # of a kind, that together fill the way
 _ALIKE = 0.01  # of a mean F: sums of passes that differ by less count as one
 
 
-def stretched_lags(instance: Instance) -> np.ndarray:
-    """Transfers to order by, in seconds, as `Instance.lag`; the true ones where some passes or all transfers take no time.
+def stretched_lags(instance: Instance) -> tuple[np.ndarray, np.ndarray]:
+    """Transfers to order by, in seconds; the true ones where some passes or all transfers take no time.
 
     Args:
-        instance: the problem; the means over its chunks and transfers decide.
+        instance: the problem; the means over its chunks decide what passes fill.
+
+    Returns:
+        As `Instance.lag`, and `Clock.warm_up_lag`: as long as a device has only F to run, only F fill the way.
     """
-    lag = instance.lag
+    lag, warm_up = instance.lag.copy(), np.zeros(instance.num_chunks)
     forward, backward, weight = (float(seconds) for seconds in instance.duration.mean(axis=1))
     if not (lag > 0.0).any() or min(forward, backward, weight) <= 0.0:
-        return lag
-    mean = float(lag[lag > 0.0].mean())
+        return lag, warm_up
     alike = _ALIKE * forward
-    up = _filled((forward, backward, weight), 2.0 * (forward + mean), alike)
-    down = _filled((backward, weight), 2.0 * (backward + mean), alike)
-    return lag * np.array([[(up / 2.0 - forward) / mean], [(down / 2.0 - backward) / mean]])
+    begins = np.cumsum(np.append(0.0, instance.duration[0, :-1] + instance.lag[0, 1:]))  # of the first microbatch
+    first = np.array([begins[instance.chunks_of(d)[0]] for d in range(instance.num_devices)])
+    for c in range(1, instance.num_chunks):
+        back = first[instance.device[c - 1]] - first[instance.device[c]]
+        if back > 0.0:
+            way = float(instance.duration[0, c - 1] + lag[0, c] + back)
+            warm_up[c] = lag[0, c] + _filled((forward,), way, alike) - way
+            lag[0, c] += _filled((forward, backward, weight), way, alike) - way
+        if back < 0.0:
+            way = float(instance.duration[1, c] + lag[1, c - 1] - back)
+            lag[1, c - 1] += _filled((backward, weight), way, alike) - way
+    return lag, warm_up
 
 
 def _filled(lengths: tuple[float, ...], way: float, alike: float) -> float:

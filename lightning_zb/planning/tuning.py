@@ -80,7 +80,7 @@ def default_parameters(instance: Instance) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def apply_parameters(instance, durations, parameters, order):
+def apply_parameters(instance, durations, warm_up_lag, parameters, order):
     """List-schedule with a parameter vector; True when an order came out."""
     n, m = len(instance.device), instance.num_microbatches
     num_devices = len(instance.chunk_start) - 1
@@ -98,10 +98,11 @@ def apply_parameters(instance, durations, parameters, order):
                 at = HEAD + 2 * (kind * levels + level)
                 urgency[kind, instance.chunk_list[i]] = spread * (parameters[at] + parameters[at + 1] * across)
     if which == 0:
-        clock = Clock(duration, instance.lag, instance.lag, 0, m)
+        clock = Clock(duration, instance.lag, instance.lag, 0, m, warm_up_lag)
     else:
         middle = np.where(instance.lag > 0.0, parameters[MIDDLE_LAG] * duration[0].mean(), 0.0)
-        clock = Clock(duration, np.zeros_like(instance.lag), middle, int(parameters[FIRST_MIDDLE]), m - int(parameters[TAIL]))
+        first, last = int(parameters[FIRST_MIDDLE]), m - int(parameters[TAIL])
+        clock = Clock(duration, np.zeros_like(instance.lag), middle, first, last, np.zeros_like(warm_up_lag))
     return list_schedule(instance, clock, urgency, period, parameters[PATIENCE], parameters[RESERVE], order)
 
 
@@ -148,13 +149,14 @@ def _mutate(stream, parent, child, num_clocks, num_devices, cooling):
 
 
 @njit(cache=True, nogil=True)
-def tune(instance, within, durations, parameters, stream, evaluations, own_start, best_parameters, best_order):
+def tune(instance, within, durations, warm_up_lag, parameters, stream, evaluations, own_start, best_parameters, best_order):
     """Evolve a parameter vector by cool annealing.
 
     Args:
         instance: the problem, by whose times orders are compared.
         within: what orders are made for: the same problem with limits that are not larger, or other transfers.
         durations: clocks to choose from, see `clock_durations`.
+        warm_up_lag: see `Clock`; counts where times are not rounded.
         parameters: where to start.
         stream: state of the random stream, advanced.
         evaluations: orders to build.
@@ -177,7 +179,7 @@ def tune(instance, within, durations, parameters, stream, evaluations, own_start
         cooling = 1.0 - trial / evaluations
         if trial > 0:
             _mutate(stream, current, child, len(durations), num_devices, cooling)
-        if not apply_parameters(within, durations, child, order):
+        if not apply_parameters(within, durations, warm_up_lag, child, order):
             continue
         if not start_times(instance, order, start, ends):
             continue

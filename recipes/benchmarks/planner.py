@@ -30,21 +30,22 @@ from recipes.benchmarks.published import CHUNK_ROWS, FEW_ROWS, STAGE_ROWS
 
 ROWS = STAGE_ROWS + CHUNK_ROWS + FEW_ROWS
 BUDGETS = (0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 2.0)
-BEST: dict[tuple[int, float], tuple[int, int]] = {
-    (0, 1.0): (200, 0),
-    (1, 1.0): (400, 1),
-    (2, 1.0): (200, 2),
-    (3, 1.0): (200, 0),
-    (4, 1.0): (200, 0),
-    (7, 1.0): (200, 0),
-    (0, 1.25): (200, 0),
-    (6, 1.25): (100, 0),
-    (0, 1.5): (250, 0),
-    (12, 1.5): (250, 0),
-    (13, 1.5): (250, 0),
-    (14, 1.5): (120, 0),
+_MOST_CHUNKS = 4
+BEST: dict[tuple[int, float], tuple[int, int, int]] = {
+    (0, 1.0): (200, 0, 4),
+    (1, 1.0): (400, 1, 4),
+    (2, 1.0): (200, 2, 4),
+    (3, 1.0): (200, 0, 4),
+    (4, 1.0): (200, 0, 4),
+    (7, 1.0): (200, 0, 4),
+    (0, 1.25): (200, 0, 4),
+    (6, 1.25): (100, 0, 4),
+    (0, 1.5): (250, 0, 4),
+    (12, 1.5): (250, 0, 4),
+    (13, 1.5): (250, 0, 4),
+    (14, 1.5): (120, 0, 4),
 }
-"""Effort and seed by row and budget, where more than the default effort pays."""
+"""Effort, seed and most chunks per device by row and budget, where more than the default effort pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def table_line(cell: Cell) -> str:
         f"{cell.bound:.4f}",
         cell.placement,
         cell.status,
-        f"{cell.effort}, {cell.seed}",
+        f"{cell.effort}, {cell.seed}" + (f", {cell.chunks} chunks" if cell.chunks != _MOST_CHUNKS else ""),
         f"{cell.seconds:.1f}",
         f"{cell.passes_per_second:.2g}",
     )
@@ -226,7 +227,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--effort", type=int, default=DEFAULT_EFFORT, help="work units of every search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--best", action="store_true", help="more effort and other seeds where they pay")
-    parser.add_argument("--chunks", type=int, default=4, help="most chunks per device")
+    parser.add_argument("--chunks", type=int, default=_MOST_CHUNKS, help="most chunks per device")
     parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
     parser.add_argument("--rows", type=int, nargs="*", default=range(21), help="0 to 20, default; 21 to 24: few microbatches")
     parser.add_argument("--known", action="store_true", help="plan nothing, show what the results file has")
@@ -240,10 +241,10 @@ def main(argv: list[str] | None = None) -> None:
     print("\n".join(_HEAD), flush=True)
     for number in arguments.rows:
         for budget in arguments.budgets:
-            effort, seed = arguments.effort, arguments.seed
+            effort_seed_chunks = arguments.effort, arguments.seed, arguments.chunks
             if arguments.best:
-                effort, seed = BEST.get((number, budget), (effort, seed))
-            asked = (number, budget, effort, seed, arguments.chunks)
+                effort_seed_chunks = BEST.get((number, budget), effort_seed_chunks)
+            asked = (number, budget, *effort_seed_chunks)
             if asked not in known:
                 if arguments.known or time.perf_counter() - began > arguments.seconds:
                     continue

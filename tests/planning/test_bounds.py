@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from lightning_zb.planning.bounds import Objective, bounds_of_orders, lower_bound, lower_bounds
 from lightning_zb.planning.costs import ChunkCost, CostModel, Link
-from lightning_zb.planning.instance import build_instance, fits_memory, minimum_memory, serial_order
+from lightning_zb.planning.instance import build_instance, fits_memory, measure, minimum_memory, serial_order
 from lightning_zb.planning.placement import Placement, cyclic, wave
 from lightning_zb.planning.schedule import Pass, PassKind, Schedule
-from lightning_zb.planning.search import measure
 from lightning_zb.planning.timeline import least_work, simulate
 from tests.planning.reference import peaks
 

@@ -14,12 +14,12 @@ from lightning_zb.planning.bounds import Objective, bounds_of_orders
 from lightning_zb.planning.cooptimize.layout import Layout
 from lightning_zb.planning.cooptimize.scoring import Scorer
 from lightning_zb.planning.costs import CostModel, LayerCost, Link, Reduction
-from lightning_zb.planning.instance import build_instance, from_schedule
+from lightning_zb.planning.instance import build_instance, from_schedule, measure
 from lightning_zb.planning.placement import Placement, cyclic
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.random_stream import new_stream
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.search import measure, search
+from lightning_zb.planning.search import search
 from lightning_zb.planning.timeline import simulate
 from tests.planning import reference
 

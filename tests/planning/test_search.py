@@ -9,11 +9,19 @@ from hypothesis import strategies as st
 
 from lightning_zb.planning.annealing import anneal, positive
 from lightning_zb.planning.costs import ChunkCost, CostModel, Link
-from lightning_zb.planning.instance import build_instance, fits_memory, minimum_memory, serial_order, to_schedule
+from lightning_zb.planning.instance import (
+    build_instance,
+    fits_memory,
+    measure,
+    minimum_memory,
+    on_stairs,
+    serial_order,
+    to_schedule,
+)
 from lightning_zb.planning.placement import Placement, cyclic, wave
 from lightning_zb.planning.plan import PlanStatus
 from lightning_zb.planning.random_stream import new_stream, uniform
-from lightning_zb.planning.search import Searcher, measure, on_stairs, search
+from lightning_zb.planning.search import Searcher, search
 from tests.planning.reference import ascending, peaks, placements, run
 
 some_times = st.sampled_from([0.0, 0.5, 1.0, 1.3, 2.0])

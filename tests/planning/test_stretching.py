@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lightning_zb.planning.costs import ChunkCost, CostModel, LayerCost, Link
-from lightning_zb.planning.instance import build_instance, fits_memory, from_schedule
+from lightning_zb.planning.instance import build_instance, fits_memory, from_schedule, measure
 from lightning_zb.planning.placement import wave
-from lightning_zb.planning.search import Searcher, measure
+from lightning_zb.planning.search import Searcher
 from lightning_zb.planning.stretching import stretched_lags
 
 
@@ -19,23 +19,23 @@ def instance_of(forward, backward, weight, transfer):
 
 
 @pytest.mark.parametrize(
-    ("times", "up", "down"),
+    ("times", "f_back", "b_back", "warm_up"),
     [
-        ((10.0, 10.0, 7.0, 1.0), 2.0, 2.0),  # F and two W, B and two W: 24 for 22
-        ((10.0, 10.0, 5.0, 1.0), 2.5, 2.5),  # 25 for 22
-        ((10.0, 8.0, 11.0, 2.0), 2.0, 3.0),  # three B are just 24; B and W are 19 for 20, two W 22
-        ((10.0, 10.0, 7.0, 0.0), 0.0, 0.0),
-        ((10.0, 10.0, 0.0, 1.0), 1.0, 1.0),  # no W to fill with
-        ((1.0, 1.0, 1.0, 1e6), 1e6, 1e6),  # nothing fills so long a way
+        ((10.0, 10.0, 7.0, 1.0), 3.0, 3.0, 9.0),  # F and two W, B and two W: 24 for 22; three F
+        ((10.0, 10.0, 5.0, 1.0), 4.0, 4.0, 9.0),  # 25 for 22
+        ((10.0, 8.0, 11.0, 2.0), 2.0, 2.0, 8.0),  # three B are just 24, two W just 22
+        ((10.0, 10.0, 7.0, 0.0), 0.0, 0.0, 0.0),
+        ((10.0, 10.0, 0.0, 1.0), 1.0, 1.0, 0.0),  # no W to fill with
+        ((1.0, 1.0, 1.0, 1e6), 1e6, 1e6, 1e6),  # nothing fills so long a way
     ],
 )
-def test_passes_fill_the_way_to_the_next_device_and_back(times, up, down):
+def test_passes_fill_the_way_to_the_device_before(times, f_back, b_back, warm_up):
     instance = instance_of(*times)
-    stretched = stretched_lags(instance)
-    linked = instance.lag > 0.0
-    assert (stretched[~linked] == 0.0).all()
-    np.testing.assert_allclose(stretched[0][linked[0]], up)
-    np.testing.assert_allclose(stretched[1][linked[1]], down)
+    lag, warm_up_lag = stretched_lags(instance)
+    transfer = times[3]  # of chunks 0 to 3, one on each device, and back: 4 to 7
+    np.testing.assert_allclose(lag[0], [0.0, transfer, transfer, transfer, 0.0, f_back, f_back, f_back])
+    np.testing.assert_allclose(lag[1], [b_back, b_back, b_back, 0.0, transfer, transfer, transfer, 0.0])
+    np.testing.assert_allclose(warm_up_lag, [0.0] * 5 + [warm_up] * 3)
 
 
 def test_the_search_stretches_where_memory_is_plenty():

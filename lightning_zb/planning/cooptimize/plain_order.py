@@ -18,7 +18,7 @@ def plain_schedule(problem: Problem) -> Schedule:
     """Order a problem without looking at its times."""
     instance = build_instance(problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches, problem.limits)
     n = instance.num_chunks
-    clock = Clock(np.ones((3, n)), np.zeros((2, n)), np.zeros((2, n)), 0, instance.num_microbatches)
+    clock = Clock(np.ones((3, n)), np.zeros((2, n)), np.zeros((2, n)), 0, instance.num_microbatches, np.zeros(n))
     chunks = np.arange(n, dtype=float)
     period = 3.0 * n / instance.num_devices
     never = 10.0 * period * instance.num_microbatches
