@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_zb.planning.annealing import anneal
-from lightning_zb.planning.costs import ChunkCost, CostModel, LayerCost, Link, Reduction
+from lightning_zb.planning.costs import ChunkCost, CostModel, Link
 from lightning_zb.planning.instance import (
     build_instance,
     fits_memory,
@@ -19,10 +19,10 @@ from lightning_zb.planning.instance import (
     to_schedule,
 )
 from lightning_zb.planning.levelling import level
-from lightning_zb.planning.placement import Placement, wave
+from lightning_zb.planning.placement import wave
 from lightning_zb.planning.random_stream import new_stream
-from lightning_zb.planning.schedule import Schedule
 from lightning_zb.planning.search import Searcher
+from tests.planning.test_reduction import late_reduction
 from tests.planning.test_search import problems
 
 
@@ -69,15 +69,7 @@ def test_waits_become_shorter_where_the_annealer_is_done():
 
 
 def test_it_knows_the_reductions():
-    costs = CostModel(
-        tuple(LayerCost(f"{i}", 1, 1, 1, parameter_bytes=b) for i, b in enumerate((0.0, 6.0))),
-        reduction=Reduction(2, Link(0.0, 1.0)),
-    )
-    instance = build_instance(Placement((0, 0), 1), [costs.chunk([i]) for i in range(2)], costs, 2)
-    order = from_schedule(
-        instance,
-        Schedule.parse([["F0.0", "F1.0", "B1.0", "B0.0", "W0.0", "F0.1", "F1.1", "B1.1", "B0.1", "W0.1", "W1.0", "W1.1"]]),
-    )
+    instance, order = late_reduction()
     assert measure(instance, order) == 12 + 6
     level(instance, order, new_stream(0), 50_000, 12.0, 0.3, 0.01, 1.0)
     assert measure(instance, order) == 8 + 6  # W1.1 right after B1.1 and W1.0

@@ -83,8 +83,8 @@ def test_the_search_finishes_chunks_early_where_reductions_are_long():
     assert timeline.step_time == pytest.approx(result.value)
 
 
-def test_annealing_knows_the_reductions():
-    """The same problem from an order that is as good as any but for the reduction: chunk 1 ends last."""
+def late_reduction():
+    """A problem and an order of it that is as good as any but for the reduction: chunk 1 ends last."""
     costs = CostModel(
         tuple(LayerCost(f"{i}", 1, 1, 1, parameter_bytes=b) for i, b in enumerate((0.0, 6.0))),
         reduction=Reduction(2, Link(0.0, 1.0)),
@@ -93,7 +93,11 @@ def test_annealing_knows_the_reductions():
     schedule = Schedule.parse(
         [["F0.0", "F1.0", "B1.0", "B0.0", "W0.0", "F0.1", "F1.1", "B1.1", "B0.1", "W0.1", "W1.0", "W1.1"]]
     )
-    order = from_schedule(instance, schedule)
+    return instance, from_schedule(instance, schedule)
+
+
+def test_annealing_knows_the_reductions():
+    instance, order = late_reduction()
     assert measure(instance, order) == 12 + 6
     found = anneal(instance, order, new_stream(0), 20_000, 0.1, 0.01, 0.1, 3.0, 0.6, 1.0)
     assert found == measure(instance, order) == 8 + 6  # W1.1 right after B1.1 and W1.0
