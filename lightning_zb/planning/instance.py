@@ -301,6 +301,16 @@ def span_cost(instance, order, start, ends, own_start):
     return cost
 
 
+@njit(cache=True, nogil=True)
+def mean_cost(instance, order, start, ends, own_start, least):
+    """As `span_cost`, but instead of the longest span the root mean square of what spans exceed a bound, above that bound."""
+    squares = 0.0
+    for d in range(len(ends)):
+        excess = max(0.0, ends[d] - own_start * start[order[instance.offset[d]]] - least)
+        squares += excess * excess
+    return least + np.sqrt(squares / len(ends))
+
+
 def on_stairs(instance: Instance, steps: int) -> Instance:
     """The same problem with limits that rise by one chunk at so many devices, evenly apart, up to the given ones."""
     if steps == 0:

@@ -10,8 +10,8 @@ from lightning_zb.planning.instance import Instance, measure
 from lightning_zb.planning.levelling import level
 from lightning_zb.planning.random_stream import below, uniform
 
-_WORK_OF_A_PIECE = 50_000_000  # passes that one levelling runs
-_PIECES_OF_A_TURN, _PIECES_FOR_NEW = 16, 12
+_WORK_OF_A_PIECE = 25_000_000  # passes that one levelling runs
+_PIECES_OF_A_TURN, _PIECES_FOR_NEW = 10, 8
 _HOT = (0.05, 0.15, 0.4)  # its first temperatures
 _RUN_PER_LOOK = 8  # passes that levelling runs in the time in which the annealer looks at one
 _KEPT = 4  # orders that wait for their turn

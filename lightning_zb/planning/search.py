@@ -24,7 +24,6 @@ from lightning_zb.planning.instance import (
     from_schedule,
     measure,
     minimum_memory,
-    on_stairs,
     serial_order,
     to_schedule,
 )
@@ -37,7 +36,7 @@ from lightning_zb.planning.simulation import tabulate
 from lightning_zb.planning.stretching import stretched_lags
 from lightning_zb.planning.timeline import steady_period
 from lightning_zb.planning.tuned import starting_parameters
-from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, RESERVE, clock_durations, default_parameters, manners, tune
+from lightning_zb.planning.tuning import CLOCK, NUM_CLOCKS, all_manners, clock_durations, default_parameters, manners, tune
 
 DEFAULT_EFFORT = 14
 """Work units of a search: two rounds each of 1, 2 and 4 units. A unit is about 0.15 s on one core of 2024 for up to 6,000
@@ -51,10 +50,8 @@ _MOST_PASSES_PER_UNIT = 3.2 * _PASSES_PER_UNIT
 _NOT_FAR_BEHIND = 1.01  # of the best value: what is still worth annealing
 _PLENTY = 1.1  # beyond that many times the activations of the whole model, transfers limit more than memory does
 _EVALUATIONS_OF_A_START = 1500  # orders that one evolution by stretched transfers tries
+_WARM, _COOL = 0.003, 0.0005  # first temperatures of an evolution, by the longest span and by the waits of all devices
 _FIRST_STRETCHED = 6  # the round from which on transfers are stretched where memory is plenty: effort beyond the default
-# Steps by which the first devices hold less than the last, and the reserve of the list scheduler. A B that takes longer than
-# an F reaches each device later than the one before, which then waits until one more F fits: the steps say where.
-_STAIRS = ((0, 1.0), (1, 0.0), (0, 0.0), (2, 0.5), (1, 1 / 3), (0, 1 / 3), (3, 0.5), (2, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +136,12 @@ class Searcher:
         self._durations = clock_durations(self.instance)
         self._stream = new_stream(seed)
         self._vectors: list[tuple[float, int, np.ndarray, Instance, np.ndarray | None]] = []
-        self._untried = self._all_manners()
-        self._stretched: tuple[Instance, np.ndarray, Iterator[np.ndarray]] | None = None
+        self._starts: list[tuple[float, np.ndarray]] = []
+        self._untried = all_manners(self.instance, self._starts)
+        self._stretched: tuple[Instance, np.ndarray, Iterator[tuple[np.ndarray, bool]]] | None = None
         self._leveller = Leveller(self.instance, self.bound.seconds, self._own_start, self._stream)
         self._has_plenty = bool(self.instance.limit.min() > _PLENTY * self.instance.activation.sum())
         self._begun = False
-        self._starts: list[tuple[float, np.ndarray]] = []
         self._round = 0
         self._units = 0
         self._seconds_per_unit = 0.0
@@ -248,6 +245,8 @@ class Searcher:
         """Evolve starts by stretched transfers, the plain one and known ones in turn; how many orders were tried.
 
         What comes out differs much from time to time, so there are many short evolutions, and the best of them are levelled.
+        From the plain start the waits of all devices count, as they do in levelling; known ones are near a good order, and
+        only their longest span does.
         """
         tried = 0
         if self._stretched is None:
@@ -259,26 +258,17 @@ class Searcher:
                 ranked.append((self._tune(vector, 1, within, clock, warm_up_lag), tried, vector))
             known = [vector for *_, vector in sorted(ranked, key=lambda r: r[:2])]
             plain = default_parameters(self.instance)
-            in_turn = itertools.cycle([start for vector in known for start in (plain, vector)])
+            in_turn = itertools.cycle([start for vector in known for start in ((plain, True), (vector, False))])
             self._stretched = within, warm_up_lag, in_turn
         within, warm_up_lag, starts = self._stretched
         while tried < evaluations and not self.optimal:
             share = min(_EVALUATIONS_OF_A_START, evaluations - tried)
-            cost = self._tune(next(starts), share, within, self._durations[:1], warm_up_lag)
+            vector, is_plain = next(starts)
+            cost = self._tune(vector, share, within, self._durations[:1], warm_up_lag, levels=is_plain)
             if np.isfinite(cost):
                 self._leveller.add(cost, self._tuned)
             tried += share
         return tried
-
-    def _all_manners(self) -> Iterator[tuple[np.ndarray, Instance]]:
-        """The starts in all manners and on all stairs, the best start first in each manner."""
-        starts = [start for _, start in sorted(self._starts, key=lambda pair: pair[0])]
-        for steps, reserve in _STAIRS:
-            within = on_stairs(self.instance, steps)
-            for vectors in zip(*(manners(start, self.instance.num_devices) for start in starts), strict=True):
-                for vector in vectors:
-                    vector[RESERVE] = reserve
-                    yield vector, within
 
     def _tune(
         self,
@@ -287,6 +277,7 @@ class Searcher:
         within: Instance | None = None,
         durations: np.ndarray | None = None,
         warm_up_lag: np.ndarray | None = None,
+        levels: bool = False,
     ) -> float:
         """Evolve a vector, offer the best order; its cost, infinite where there was none.
 
@@ -296,16 +287,21 @@ class Searcher:
             within: the same problem with limits that are not larger, or with other transfers to order by.
             durations: clocks; None for all.
             warm_up_lag: see `Clock`; None for the transfers of `within`.
+            levels: whether the waits of all devices count instead of the longest span, for `levelling` to go on from.
         """
         within = self.instance if within is None else within
         found, order = vector.copy(), np.empty(self.instance.num_passes, np.int32)
         durations = self._durations if durations is None else durations
         warm_up_lag = np.zeros(self.instance.num_chunks) if warm_up_lag is None else warm_up_lag
+        least, heat = (self.bound.seconds, _COOL) if levels else (np.inf, _WARM)
         cost = tune(
-            self.instance, within, durations, warm_up_lag, vector, self._stream, evaluations, self._own_start, found, order
-        )
+            self.instance, within, durations, warm_up_lag, vector, self._stream, evaluations, self._own_start, least, heat,
+            found, order,
+        )  # fmt: skip
         if not np.isfinite(cost):
             return cost
+        if levels:
+            cost = measure(self.instance, order, self._own_start)
         if all(cost != known[0] for known in self._vectors):
             self._vectors.append((cost, len(self._vectors), found, within, warm_up_lag))
             self._vectors = sorted(self._vectors, key=lambda v: v[:2])[: 2 * _KEPT_VECTORS]

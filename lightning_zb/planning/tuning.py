@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numba import njit
 
-from lightning_zb.planning.instance import Instance, fits_memory, span_cost, start_times
+from lightning_zb.planning.instance import Instance, fits_memory, mean_cost, on_stairs, span_cost, start_times
 from lightning_zb.planning.list_scheduling import Clock, list_schedule
 from lightning_zb.planning.random_stream import bell, below, uniform
 
@@ -46,6 +46,30 @@ def manners(vector: np.ndarray, num_devices: int) -> Iterator[np.ndarray]:
         if never_waits:
             changed[PATIENCE] = _NEVER_WAIT
         yield changed
+
+
+# Steps by which the first devices hold less than the last, and the reserve of the list scheduler. A B that takes longer than
+# an F reaches each device later than the one before, which then waits until one more F fits: the steps say where.
+_STAIRS = ((0, 1.0), (1, 0.0), (0, 0.0), (2, 0.5), (1, 1 / 3), (0, 1 / 3), (3, 0.5), (2, 0.0))
+
+
+def all_manners(instance: Instance, starts: Sequence[tuple[float, np.ndarray]]) -> Iterator[tuple[np.ndarray, Instance]]:
+    """The starts in all manners and on all stairs, the best start first in each manner.
+
+    Args:
+        instance: the problem.
+        starts: vectors with what they cost, looked at when the first is asked for.
+
+    Yields:
+        A vector, and the problem with the limits to use.
+    """
+    vectors = [start for _, start in sorted(starts, key=lambda pair: pair[0])]
+    for steps, reserve in _STAIRS:
+        within = on_stairs(instance, steps)
+        for alike in zip(*(manners(start, instance.num_devices) for start in vectors), strict=True):
+            for vector in alike:
+                vector[RESERVE] = reserve
+                yield vector, within
 
 
 def num_levels(instance: Instance) -> int:
@@ -149,7 +173,10 @@ def _mutate(stream, parent, child, num_clocks, num_devices, cooling):
 
 
 @njit(cache=True, nogil=True)
-def tune(instance, within, durations, warm_up_lag, parameters, stream, evaluations, own_start, best_parameters, best_order):
+def tune(
+    instance, within, durations, warm_up_lag, parameters, stream, evaluations, own_start, least, heat, best_parameters,
+    best_order,
+):  # fmt: skip
     """Evolve a parameter vector by cool annealing.
 
     Args:
@@ -161,6 +188,9 @@ def tune(instance, within, durations, warm_up_lag, parameters, stream, evaluatio
         stream: state of the random stream, advanced.
         evaluations: orders to build.
         own_start: 1 to minimise step_time, 0 for makespan.
+        least: lower bound of the span in seconds, where the waits of all devices count by their root mean square; infinite
+            where the longest span does.
+        heat: temperature at the beginning, as a share of the best cost.
         best_parameters: the best vector found, written.
         best_order: its order, written.
 
@@ -184,8 +214,10 @@ def tune(instance, within, durations, warm_up_lag, parameters, stream, evaluatio
         if not start_times(instance, order, start, ends):
             continue
         cost = span_cost(instance, order, start, ends, own_start)
+        if least < np.inf:
+            cost = mean_cost(instance, order, start, ends, own_start, least)
         if cost <= current_cost or (
-            best < np.inf and uniform(stream) < np.exp((current_cost - cost) / (best * 0.003 * cooling + 1e-300))
+            best < np.inf and uniform(stream) < np.exp((current_cost - cost) / (best * heat * cooling + 1e-300))
         ):
             current[:] = child
             current_cost = cost
