@@ -11,19 +11,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_zb.planning.bounds import Objective, bounds_of_orders
+from lightning_zb.planning.bounds import Objective, bounds_of_orders, meets
 from lightning_zb.planning.budget import activation_limits, fits, infeasible
 from lightning_zb.planning.builders.blocks import ALL_SLOPES, block_schedules
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import CostModel
-from lightning_zb.planning.less_memory import ladder
+from lightning_zb.planning.fusing import fuse_backward
+from lightning_zb.planning.less_memory import smaller_budgets
 from lightning_zb.planning.partitioning import make_partition
 from lightning_zb.planning.placement import Partition, Placement, cyclic, wave
 from lightning_zb.planning.plan import Plan, PlanStatus
 from lightning_zb.planning.planner import assemble_plan
 from lightning_zb.planning.registry import Problem, SearchRequest, SearchSpec, find_schedule
 from lightning_zb.planning.schedule import Schedule
-from lightning_zb.planning.search import Searcher
+from lightning_zb.planning.search import Searcher, SearchResult
+from lightning_zb.planning.timeline import predict
 
 DEFAULT_EFFORT = 28
 """Work units of `auto`, over all placements; see `search.DEFAULT_EFFORT` for what a unit is."""
@@ -166,12 +168,11 @@ def plan_known_placements(request: SearchRequest) -> Plan:
     started = time.perf_counter()
     candidates = make_candidates(request, seed, objective)
     deadline = None if seconds is None else started + float(seconds)  # type: ignore[arg-type]
-    best = _try_less_memory(candidates, find_best(candidates, effort, deadline), effort, seed, deadline)
-    costs = request.costs
+    best = find_best(candidates, effort, deadline)
     result = best.searcher.result()
-    bound = bounds_of_orders(
-        best.problem.placement, best.problem.chunk_costs, costs, request.num_microbatches, best.problem.limits, objective
-    )[0]  # the search's own holds where each backward is split
+    if max(c.searcher.instance.num_passes for c in candidates) <= MOST_PASSES_TO_REPEAT:
+        best, result = _try_less_memory(candidates, best, effort, seed, deadline)
+    bound = _bound(best)  # the search's own holds where each backward is split
     other = min((c.searcher.bound.seconds for c in candidates if c is not best), default=result.bound.seconds)
     return assemble_plan(
         "auto",
@@ -179,8 +180,8 @@ def plan_known_placements(request: SearchRequest) -> Plan:
         best.partition,
         result.schedule,
         seconds=time.perf_counter() - started,
-        status=result.outcome if bound.seconds >= result.bound.seconds else PlanStatus.FEASIBLE,
-        lower_bound=bound.seconds if objective is Objective.STEP_TIME else None,
+        status=result.outcome if bound >= result.bound.seconds else PlanStatus.FEASIBLE,
+        lower_bound=bound if objective is Objective.STEP_TIME else None,
         reason=(
             f"placement {best.name} came out best of {', '.join(c.name for c in candidates)}, with {result.value:.6g} s of "
             f"{objective.value}; no order of it takes less than {result.bound.seconds:.6g} s ({result.bound.name} bound on "
@@ -189,28 +190,51 @@ def plan_known_placements(request: SearchRequest) -> Plan:
     )
 
 
-def _try_less_memory(candidates: list[Candidate], best: Candidate, effort: int, seed: int, deadline: float | None) -> Candidate:
-    """Search small problems within smaller budgets too: there a plan is never worse than one of a smaller eighth of memory.
+def _try_less_memory(
+    candidates: list[Candidate], best: Candidate, effort: int, seed: int, deadline: float | None
+) -> tuple[Candidate, SearchResult]:
+    """Search within smaller budgets too: a plan of a small problem is never worse than one of a smaller eighth of memory.
 
-    A plan that fits less memory fits more, but a search may miss it. Bounds, which only grow as memory shrinks, end this.
+    A plan that fits less memory fits more, but a search may miss it, or find one whose backwards cannot run whole, so orders
+    count with those whole that gain by it. Bounds, which only grow as memory shrinks, end this.
+
+    Returns:
+        The candidate, and what was found for it.
     """
-    if max(c.searcher.instance.num_passes for c in candidates) > MOST_PASSES_TO_REPEAT:
-        return best
+    result = best.searcher.result()
+    figure = _with_whole_backwards(best, result)
     by_level: dict[float, list[Candidate]] = {}
     for candidate in candidates:
-        for rung in ladder(candidate.problem, only_coarse=True):
-            if rung.limits != candidate.problem.limits:
-                problem = replace(candidate.problem, limits=rung.limits)
-                by_level.setdefault(rung.budget, []).append(replace(candidate, problem=problem))
-    for level in sorted(by_level, reverse=True):
-        lower = [new_candidate(c.name, c.partition, c.problem, seed, best.searcher.objective) for c in by_level[level]]
-        if min(c.searcher.bound.seconds for c in lower) >= best.searcher.value:
+        for level in smaller_budgets(candidate.problem):
+            problem = replace(candidate.problem, limits=level.limits)
+            by_level.setdefault(level.budget, []).append(replace(candidate, problem=problem))
+    for budget in sorted(by_level, reverse=True):
+        lower = [new_candidate(c.name, c.partition, c.problem, seed, best.searcher.objective) for c in by_level[budget]]
+        if min(_bound(c) for c in lower) >= figure:
             break
         found = find_best(lower, effort, deadline)
-        if found.searcher.value < best.searcher.value:
-            best = next(c for c in candidates if c.name == found.name)
-            best.searcher.offer(found.searcher.result().schedule)
-    return best
+        value = _with_whole_backwards(found, found.searcher.result())
+        if value < figure:
+            best, result, figure = next(c for c in candidates if c.name == found.name), found.searcher.result(), value
+    bound = best.searcher.bound
+    outcome = PlanStatus.OPTIMAL if meets(result.value, bound.seconds) else PlanStatus.FEASIBLE
+    return best, replace(result, bound=bound, outcome=outcome)
+
+
+def _with_whole_backwards(candidate: Candidate, result: SearchResult) -> float:
+    """The value of what was found, with those backwards whole that gain by it."""
+    problem = candidate.problem
+    if all(c.saved_by_fusing <= 0.0 for c in problem.chunk_costs):
+        return result.value
+    arguments = (problem.placement, problem.chunk_costs, problem.costs)
+    return getattr(predict(fuse_backward(result.schedule, *arguments), *arguments), candidate.searcher.objective.value)
+
+
+def _bound(candidate: Candidate) -> float:
+    """What no order takes less than, backwards split or whole."""
+    problem = candidate.problem
+    arguments = (problem.placement, problem.chunk_costs, problem.costs, problem.num_microbatches, problem.limits)
+    return bounds_of_orders(*arguments, candidate.searcher.objective)[0].seconds
 
 
 def new_candidate(

@@ -65,7 +65,8 @@ def split_backward(schedule: Schedule, placement: Placement, chunk_costs: Sequen
 
 def with_whole_backwards(costs: CostModel) -> CostModel:
     """The costs of a model whose every backward runs whole: all of it in B, nothing in W."""
-    return replace(costs, layers=tuple(whole_cost(c) for c in costs.layers))
+    overhead = replace(costs.overhead, backward_weight=0.0)
+    return replace(costs, layers=tuple(whole_cost(c) for c in costs.layers), overhead=overhead)
 
 
 _Cost = TypeVar("_Cost", LayerCost, ChunkCost)

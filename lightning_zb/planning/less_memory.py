@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightning_zb.planning.bounds import bounds_of_orders
+from lightning_zb.planning.budget import fits
 from lightning_zb.planning.builders.greedy import order_offsets, smallest_limits
 from lightning_zb.planning.fusing import all_whole, fuse_backward, split_backward, whole_cost
 from lightning_zb.planning.registry import Problem
@@ -44,7 +45,7 @@ class Level:
     is_coarse: bool
 
 
-def ladder(problem: Problem, only_coarse: bool = False) -> Iterator[Level]:
+def ladder(problem: Problem) -> Iterator[Level]:
     """The levels within the limits of a problem, the largest first.
 
     All devices give up the same bytes, none goes below what it needs at least, and one without a limit keeps none. Budgets
@@ -52,15 +53,13 @@ def ladder(problem: Problem, only_coarse: bool = False) -> Iterator[Level]:
 
     Args:
         problem: its limits are at least `smallest_limits`.
-        only_coarse: leave out the others.
     """
     whole = sum(c.activation_bytes for c in problem.chunk_costs)
     room = min(problem.limits)
     least = smallest_limits(problem)
     before: tuple[float, ...] = ()
     for rung in _rungs(problem.placement.num_chunks, problem.placement.num_devices):
-        is_coarse = rung in _COARSE
-        if rung * whole > room * (1.0 + 1e-9) or (only_coarse and not is_coarse):
+        if rung * whole > room * (1.0 + 1e-9):
             continue
         lost = room - rung * whole if rung < math.inf else 0.0
         if room == math.inf > rung:
@@ -68,12 +67,31 @@ def ladder(problem: Problem, only_coarse: bool = False) -> Iterator[Level]:
         else:
             limits = tuple(max(need, limit - max(0.0, lost)) for need, limit in zip(least, problem.limits, strict=True))
         if limits != before:
-            yield Level(rung, limits, is_coarse)
+            yield Level(rung, limits, rung in _COARSE)
         if limits == least:
             return
         before = limits
     if before != least:
         yield Level(0.0, least, True)
+
+
+def smaller_budgets(problem: Problem) -> Iterator[Level]:
+    """The coarse levels below the limits of a problem as budgets: without those that some device cannot keep.
+
+    Several placements are searched at each of them, and must be the same ones as where such a budget is asked for.
+
+    Args:
+        problem: its limits are at least `smallest_limits`.
+    """
+    whole = sum(c.activation_bytes for c in problem.chunk_costs)
+    room = min(problem.limits)
+    least = smallest_limits(problem)
+    for rung in sorted(_COARSE, reverse=True):
+        if rung * whole >= room * (1.0 - 1e-9):
+            continue
+        limits = tuple(rung * whole if room == math.inf else limit - (room - rung * whole) for limit in problem.limits)
+        if fits(least, limits):
+            yield Level(rung, limits, True)
 
 
 def best_within(problem: Problem, build: Builder) -> Schedule:

@@ -77,7 +77,9 @@ def make_plan(
         cut, placement = read_layout(partition, costs, num_devices)
         partition = [len(chunk) for chunk in cut.chunks]
     request = SearchRequest(costs, num_devices, num_microbatches, memory_budget, partition, placement, dict(options))
-    saves = any(c.backward is not None and c.backward < c.backward_input + c.backward_weight for c in costs.layers)
+    saves = costs.overhead.backward_weight > 0.0 or any(
+        c.backward is not None and c.backward < c.backward_input + c.backward_weight for c in costs.layers
+    )
     if isinstance(spec, ScheduleSpec):
         return _plan_named(spec, request)
     return _shorter_of_split_and_whole(spec, request) if saves else spec.plan(request)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_zb.planning.budget import InfeasibleBudget
+from lightning_zb.planning.budget import InfeasibleBudget, fits
 from lightning_zb.planning.builders.greedy import smallest_limits
 from lightning_zb.planning.costs import ChunkCost, CostModel
-from lightning_zb.planning.less_memory import ladder
+from lightning_zb.planning.less_memory import ladder, smaller_budgets
 from lightning_zb.planning.placement import Placement, wave
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import Problem
@@ -43,15 +43,29 @@ def test_more_room_tries_all_that_less_room_does(problems):
 
 
 @quick
-@given(pairs(), st.booleans())
-def test_levels_are_within_the_limits_and_allow_an_order(problems, only_coarse):
+@given(pairs())
+def test_levels_are_within_the_limits_and_allow_an_order(problems):
     least = smallest_limits(problems[0])
     for problem in problems:
-        levels = list(ladder(problem, only_coarse))
+        levels = list(ladder(problem))
         assert levels[-1].limits == least
         for level in levels:
             assert all(a <= b <= c * (1 + 1e-9) for a, b, c in zip(least, level.limits, problem.limits, strict=True))
         assert all(a.limits != b.limits and a.budget > b.budget for a, b in pairwise(levels))
+
+
+@quick
+@given(pairs(), st.integers(1, 20))
+def test_a_smaller_budget_has_the_limits_that_it_has_alone(problems, eighths):
+    """Also which devices cannot keep it is the same."""
+    problem = problems[1]
+    whole = sum(c.activation_bytes for c in problem.chunk_costs)
+    uniform = Problem(problem.placement, problem.chunk_costs, problem.costs, 4, (3.0 * whole,) * problem.placement.num_devices)
+    if not fits(smallest_limits(uniform), uniform.limits):
+        return
+    found = [level.limits for level in smaller_budgets(uniform) if level.budget == eighths / 8]
+    asked = (eighths / 8 * whole,) * problem.placement.num_devices
+    assert found == ([pytest.approx(asked)] if fits(smallest_limits(uniform), asked) and eighths in (*range(1, 17), 20) else [])
 
 
 def test_every_chunk_that_fits_counts():
