@@ -21,17 +21,13 @@ from lightning_zb.assignment import Assignment
 from lightning_zb.data_agreement import check_agreement
 from lightning_zb.execution.channels import Channels, open_channels
 from lightning_zb.execution.data_parallel import GradientReducer
-from lightning_zb.execution.executor import Executor
-from lightning_zb.execution.offline import offline_executors, run_offline
 from lightning_zb.execution.optimizer_shards import OptimizerShards, state_bytes
 from lightning_zb.execution.profiler import StepRecorder
-from lightning_zb.execution.program import Program
 from lightning_zb.execution.programs import Programs
 from lightning_zb.execution.statistics import Statistics
-from lightning_zb.execution.transport import DistributedTransport
+from lightning_zb.local_devices import LocalDevices
 from lightning_zb.model.deferred_init import DeferredInit, materialise
 from lightning_zb.model.interception import Interception
-from lightning_zb.model.layer_recorder import LayerRecorder
 from lightning_zb.model.layers import find_layers
 from lightning_zb.model.ownership import move_to, take_ownership
 from lightning_zb.model.randomness import RandomStreams
@@ -106,7 +102,8 @@ class Pipeline:
         self.replicas, self._peers, self.shard_groups = replicas, peers, shard_groups
         self.device, self.request, self._timeout = device, options.plan, options.timeout
         self._assign(chosen.plan)
-        self._streams = RandomStreams(broadcast(_run_seed()) + replicas.replica, device)
+        seed = broadcast(torch.initial_seed())  # what `seed_everything` set, else whatever torch drew
+        self._streams = RandomStreams(seed + replicas.replica, device)
         gathered = tuple(AttributeList(module, path) for path in options.side_channels)
         self._interception = Interception(self.stack, self._streams, gathered)
         self.ownership = take_ownership(module, self.stack, self._assigned.own_windows)
@@ -135,20 +132,18 @@ class Pipeline:
     def _start(self) -> None:
         """Executors for the plan as it is assigned."""
         assigned = self._assigned
-        self._runners = [StepRunner(self.module, self._interception, assigned.windows, chunks) for chunks in assigned.chunks]
+        runners = [StepRunner(self.module, self._interception, assigned.windows, chunks) for chunks in assigned.chunks]
         self._channels: Channels | None = None
-        if self._is_virtual:
-            self._executors = offline_executors(self._runners)
-        else:
+        if not self._is_virtual:
             self._channels = open_channels(
                 self.plan.placement, self.replicas.pipelines(assigned.ranks), self.device, self._timeout
             )
-            self._executors = [Executor(self.devices[0], self._runners[0], DistributedTransport(self._channels))]
-        self._sharing = Sharing(self.module, self.stack, assigned, self._runners)
+        self._local = LocalDevices(self.devices, runners, self._channels)
+        self._sharing = Sharing(self.module, self.stack, assigned, runners)
         self._programs = Programs(self.plan)
         if self._peers is not None:
             alone = parameters_of_chunks(self.module, self.stack, assigned.windows)
-            for executor in self._executors:
+            for executor in self._local.executors:
                 executor.reducer = GradientReducer(self._peers, self.replicas.num_replicas, alone)
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -168,17 +163,19 @@ class Pipeline:
             self._unchecked_steps -= 1
             group = None if self._channels is None else self._channels.control
             check_agreement(microbatches, trainer.train_dataloader, trainer.num_training_batches, group)
-        for runner in self._runners:
+        for runner in self._local.runners:
             runner.begin(microbatches, step=trainer.global_step, divisor=trainer.accumulate_grad_batches, context=context)
-        self.last_step_was_recorded = self._executors[0].recorder is not None
+        self.last_step_was_recorded = self._local.is_recorded
         start = perf_counter()
         self._last_program = self._programs.get(len(microbatches))
-        self._run(self._last_program)
+        with self._streams.preserved():
+            self._local.run(self._last_program)
         self.last_step_seconds = perf_counter() - start
-        self.ownership = self._sharing.finish_step(self._executors, self._channels, self.ownership, self._stubs)
-        if self._executors[0].reducer is not None:
-            self._executors[0].reducer.finish(self.ownership.own_parameters())
-        return self._output(len(microbatches) - 1)
+        executors = self._local.executors
+        self.ownership = self._sharing.finish_step(executors, self._channels, self.ownership, self._stubs)
+        if executors[0].reducer is not None:
+            executors[0].reducer.finish(self.ownership.own_parameters())
+        return self._local.output(len(microbatches) - 1)
 
     def end_steps(self, optimizer: torch.optim.Optimizer, rules: StepRules) -> None:
         """Say how training steps end, once the optimizer exists."""
@@ -187,10 +184,10 @@ class Pipeline:
 
     def _make_ending(self) -> StepEnding:
         rules = self._rules
-        for runner in self._runners:
+        for runner in self._local.runners:
             runner.scale_loss = None if rules.scaler is None else rules.scaler.scale
         owner = StepOwner(self._optimizer, self._own_buffers, self._sharing.is_copy, self._shards())
-        return StepEnding(owner, self._executors, rules, self.plan, self._may_copy, self._past)
+        return StepEnding(owner, self._local.executors, rules, self.plan, self._may_copy, self._past)
 
     @property
     def _may_copy(self) -> bool:
@@ -235,10 +232,11 @@ class Pipeline:
         """
         step = EVALUATION_STEPS + self._num_evaluations
         self._num_evaluations += 1
-        for runner in self._runners:
+        for runner in self._local.runners:
             runner.begin([args], step=step, method=method, divisor=None, context=context)
-        self._run(self._programs.get(1, forward_only=True))
-        return self._output(0)
+        with self._streams.preserved():
+            self._local.run(self._programs.get(1, forward_only=True))
+        return self._local.output(0)
 
     # -- profiling and switching -----------------------------------------------------------------------------------
 
@@ -253,18 +251,8 @@ class Pipeline:
         return self._channels
 
     def record(self, recorders: Sequence[StepRecorder] | None, runs_whole: bool | None = None) -> None:
-        """Let the coming steps be recorded, or no longer.
-
-        Args:
-            recorders: one for each of `devices`; None to stop.
-            runs_whole: whether each backward runs whole, or split; None: as the plan says.
-        """
-        found: Sequence[StepRecorder | None] = [None] * len(self.devices) if recorders is None else recorders
-        for executor, runner, recorder in zip(self._executors, self._runners, found, strict=True):
-            of_layers = recorder if isinstance(recorder, LayerRecorder) else None
-            executor.recorder, runner.recorder = recorder, of_layers
-            executor.passes.profiled_weights = None if of_layers is None else of_layers.new_weights
-            executor.passes.runs_whole = runs_whole
+        """Let the coming steps of `devices` be recorded, or no longer; see `LocalDevices.record`."""
+        self._local.record(recorders, runs_whole)
 
     @property
     def joins_ends(self) -> bool:
@@ -274,7 +262,7 @@ class Pipeline:
     @property
     def waiting_gradients(self) -> dict[nn.Parameter, int]:
         """For each parameter that other devices use too how many gradients of single microbatches wait here in a step."""
-        return {p: len(parts) for e in self._executors for p, parts in e.passes.tied_parts.items()}
+        return self._local.waiting_gradients
 
     def switch(self, plan: Plan) -> None:
         """From the next step on run another plan; called on all processes between two steps.
@@ -307,8 +295,7 @@ class Pipeline:
             )
         if self.ending is not None:
             self.ending.close()
-        for executor in self._executors:
-            executor.transport.close()
+        self._local.close()
         self._start()
         if self.ending is not None:
             self.ending = self._make_ending()
@@ -320,17 +307,6 @@ class Pipeline:
         parts: list[Any] | None = [None] * self.plan.num_devices if self.replicas.local_rank == 0 else None
         dist.gather_object(value, parts, dst=self.replicas.first_rank, group=self._channels.control)
         return parts
-
-    def _run(self, program: Program) -> None:
-        with self._streams.preserved():
-            if self._is_virtual:
-                run_offline(program, self._executors)
-            else:
-                self._executors[0].run(program)
-
-    def _output(self, microbatch: int) -> Any:
-        found = [runner.outputs[microbatch] for runner in self._runners if microbatch in runner.outputs]
-        return found[0] if found else None
 
     # -- parameters ------------------------------------------------------------------------------------------------
 
@@ -368,12 +344,4 @@ class Pipeline:
         return {**self._total().as_dict(), **sizes}
 
     def _total(self) -> Statistics:
-        total = self._executors[0].statistics
-        for executor in self._executors[1:]:
-            total = total + executor.statistics
-        return total.after(self._past)
-
-
-def _run_seed() -> int:
-    """The run's seed: what `seed_everything` set, else whatever torch drew."""
-    return torch.initial_seed()
+        return self._local.statistics.after(self._past)
