@@ -9,20 +9,21 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_zb import device_memory, reporting
-from lightning_zb.callback_state import CallbackState, from_plain, request_values, to_plain, why_not
+from lightning_zb.callback_state import CallbackState, read_state, request_values, to_plain, why_not
 from lightning_zb.deliberation import Deliberation
 from lightning_zb.drift import find_drift
 from lightning_zb.execution.pass_samples import StepKind, profiling_steps, running_steps
 from lightning_zb.pipeline import Pipeline
-from lightning_zb.plan_choice import needs_bytes
+from lightning_zb.plan_choice import Replan, needs_bytes
 from lightning_zb.planning.budget import MemoryBudget
 from lightning_zb.planning.plan import Plan
 from lightning_zb.profile_window import Profile, ProfileWindow
-from lightning_zb.replanning import ENOUGH, Decision, LoggedDecision, Replan, Terms, decide, go_back, price_again, repriced
+from lightning_zb.replanning import Decision, LoggedDecision, decide, go_back, price_again, repriced
 from lightning_zb.seen_costs import seen_profile
+from lightning_zb.terms import make_terms
 
 
 @unique
@@ -146,12 +147,7 @@ class ZeroBubbleCallback(pl.Callback):
         return to_plain(CallbackState(plan, self._request, self.profile, tuple(self.decisions), self.num_drifts))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._restored = None
-        if state_dict:
-            try:
-                self._restored = from_plain(state_dict)
-            except (ValueError, KeyError, TypeError) as error:  # of another version: nothing that training needs
-                rank_zero_warn(f"the checkpoint's plan cannot be read ({error}); layers are measured again")
+        self._restored = read_state(state_dict)
 
     def _take_over(self, trainer: Any, state: CallbackState) -> None:
         """Go on with a checkpoint's plan, if it is one for this run."""
@@ -209,8 +205,9 @@ class ZeroBubbleCallback(pl.Callback):
             self._deliberation.close()
             self._deliberation = None
             if self._measured_plan is None:
+                name = pipeline.plan.planner.name  # not always the strategy's first plan: an earlier fit leaves its own
                 rank_zero_info(
-                    "zero_bubble: training ended before a plan with measured costs was found; the first one ran throughout"
+                    f"zero_bubble: training ended before a plan with measured costs could run; {name} ran throughout"
                 )
         if self.report:
             # where a plan came too late for this run, what was measured is written all the same
@@ -295,24 +292,10 @@ class ZeroBubbleCallback(pl.Callback):
         think, profile = None, self.profile
         if profile is not None:
             assert profile.costs is not None
-            think = partial(decide, pipeline.plan, profile.costs, self._terms(pipeline, profile))
+            is_first = self._measured_plan is None
+            terms = make_terms(pipeline, profile, self._budget, self.replan, self.min_gain, self.plan_seconds, is_first)
+            think = partial(decide, pipeline.plan, profile.costs, terms)
         self._deliberation = Deliberation(think, trainer.strategy.everyone, waits=not self.background)
-
-    def _terms(self, pipeline: Pipeline, profile: Profile) -> Terms:
-        """What a new plan may change and must keep to."""
-        request = pipeline.request
-        return Terms(
-            replan=self.replan,
-            schedule=request.schedule,
-            budget=self._budget,
-            most=ENOUGH if request.memory_budget is None else None,
-            constraints=request.constraints,
-            joins_ends=profile.joins_ends,
-            runs_ahead=pipeline.ending is not None and pipeline.ending.may_run_ahead,
-            min_gain=self.min_gain,
-            seconds=self.plan_seconds,
-            must_fit=request.memory_budget is not None and self._measured_plan is None,
-        )
 
     def _carry_out(self, trainer: pl.Trainer, pipeline: Pipeline, decision: Decision) -> None:
         """Run the plan that was decided on from the next step on."""

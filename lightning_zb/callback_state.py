@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from lightning_zb.model.layer_costs import ItemProfile
 from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.plan import Plan
@@ -66,6 +68,17 @@ def from_plain(data: Mapping[str, Any]) -> CallbackState:
         tuple(LoggedDecision(**decision) for decision in data["decisions"]),
         data["num_drifts"],
     )
+
+
+def read_state(data: Mapping[str, Any]) -> CallbackState | None:
+    """The state in a checkpoint; None where it has none, or one that cannot be read, which training does not need."""
+    if not data:
+        return None
+    try:
+        return from_plain(data)
+    except (ValueError, KeyError, TypeError) as error:  # of another version
+        rank_zero_warn(f"the checkpoint's plan cannot be read ({error}); layers are measured again")
+        return None
 
 
 def why_not(plan: Plan, state: CallbackState, request: PlanRequest) -> str | None:

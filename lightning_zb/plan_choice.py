@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum, unique
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,6 @@ from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planfile import read_costs, read_plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import ScheduleSpec, SearchSpec, find_schedule
-from lightning_zb.replanning import Replan
 
 _File = TypeVar("_File")
 
@@ -33,6 +33,16 @@ _SEARCH_SECONDS = 10.0
 """How long a schedule that searches may take at the start, while the other processes wait."""
 _UNTIL_MEASURED = "zb-v"
 """What runs instead of a search that would begin again once layers are measured."""
+
+
+@unique
+class Replan(str, Enum):
+    """What a new plan may change; each includes those before it."""
+
+    OFF = "off"
+    ORDER = "order"
+    PARTITION = "partition"
+    PLACEMENT = "placement"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

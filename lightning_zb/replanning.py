@@ -5,64 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, unique
 
+from lightning_zb.plan_choice import Replan
 from lightning_zb.planning.budget import InfeasibleBudget, MemoryBudget, activation_limits, fits, infeasible
 from lightning_zb.planning.compiling import compile_search
-from lightning_zb.planning.cooptimize.cut_rules import Constraints, read_constraints
+from lightning_zb.planning.cooptimize.cut_rules import read_constraints
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.partitioning import PartitionSpec
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
 from lightning_zb.planning.registry import SearchSpec, find_schedule
 from lightning_zb.planning.timeline import predict_with
+from lightning_zb.terms import Terms
 
 _WORSE = 0.05
 """Share by which a step must take longer than before for a new plan to be given up; steps vary by less."""
-
-ENOUGH = 2.0
-"""The budget beyond which a search gains next to nothing: twice what 1f1b holds, as zb-2p of the first paper."""
-
-
-@unique
-class Replan(str, Enum):
-    """What a new plan may change; each includes those before it."""
-
-    OFF = "off"
-    ORDER = "order"
-    PARTITION = "partition"
-    PLACEMENT = "placement"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a new plan may change and must keep to, and when it is worth it.
-
-    Args:
-        replan: what may change.
-        schedule: the name that was asked for; the plan file's own where a file was.
-        budget: activation memory of each device.
-        most: how much of the budget, as a multiple, a search may use; None for all of it.
-        constraints: that cuts keep to.
-        joins_ends: whether only placements with first and last chunk on one device will do.
-        runs_ahead: whether devices begin a step before the others have ended the one before, so that the period counts
-            instead of the makespan.
-        min_gain: the share of a step's time that a new plan must save.
-        seconds: for all of it but what an installation's first search compiles; schedules that search share what is left,
-            and no further one is tried once it is over.
-        must_fit: whether to refuse a budget that nothing fits, where anything may change; else what runs stays.
-    """
-
-    replan: Replan
-    schedule: str
-    budget: MemoryBudget = None
-    most: float | None = None
-    constraints: Constraints | None = None
-    joins_ends: bool = False
-    runs_ahead: bool = False
-    min_gain: float = 0.01
-    seconds: float = 10.0
-    must_fit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ import torch
 
 import lightning_zb
 from lightning_zb.callback_state import from_plain, why_not
+from lightning_zb.plan_choice import Replan
 from lightning_zb.planning.budget import transient_bytes
 from lightning_zb.planning.planfile import read_plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.replanning import Decision, Replan
+from lightning_zb.replanning import Decision
 from tests.lightning.known_costs import EQUAL
 from tests.lightning.models import MODELS, dataset
 from tests.lightning.processes import run_ranks
@@ -51,6 +52,17 @@ def test_a_plan_that_turns_out_slower_is_given_up():
             (decision,) = callback.decisions
             assert (decision.change, decision.step) == ("placement", 9)
             assert decision.reason == "zb again: a step took 1 s with it, 1.2 s with zb-v"
+
+
+def test_the_plan_that_ran_is_named_where_training_ended_first(monkeypatch):
+    """It is not the strategy's first plan where an earlier fit switched."""
+    said: list[str] = []
+    monkeypatch.setattr("lightning_zb.callback.rank_zero_info", said.append)
+    callback = lightning_zb.ZeroBubbleCallback(report=False)
+    callback._deliberation = SimpleNamespace(close=lambda: None)
+    pipeline = SimpleNamespace(plan=make_plan(EQUAL, 2, 8, "zb", 2.0))
+    callback.on_train_end(SimpleNamespace(strategy=SimpleNamespace(pipeline=pipeline)), None)
+    assert said == ["zero_bubble: training ended before a plan with measured costs could run; zb ran throughout"]
 
 
 def test_wrong_options_are_refused_in_one_sentence():

@@ -11,8 +11,7 @@ import pytest
 import lightning_zb
 from lightning_zb import plan_choice
 from lightning_zb.model.layers import find_layers
-from lightning_zb.plan_choice import PlanRequest, choose_plan
-from lightning_zb.replanning import Replan
+from lightning_zb.plan_choice import PlanRequest, Replan, choose_plan
 from tests.lightning.models import MODELS
 
 

@@ -8,11 +8,13 @@ import pytest
 
 from lightning_zb import replanning
 from lightning_zb.drift import find_drift
+from lightning_zb.plan_choice import Replan
 from lightning_zb.planning.budget import InfeasibleBudget
 from lightning_zb.planning.costs import CostModel
 from lightning_zb.planning.plan import Plan
 from lightning_zb.planning.planner import make_plan
-from lightning_zb.replanning import Decision, Replan, Terms, repriced, step_seconds
+from lightning_zb.replanning import Decision, repriced, step_seconds
+from lightning_zb.terms import Terms
 from tests.lightning.known_costs import EQUAL, UNEQUAL
 
 
