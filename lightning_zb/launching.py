@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -129,6 +130,22 @@ class PipelineProcessLauncher(_MultiProcessingLauncher):
         if worker_output.weights_path is not None:
             _build_here(trainer, worker_output.weights_path)
         super()._recover_results_in_main_process(worker_output, trainer)
+
+
+def make_launcher(strategy: Any, environment: Any, start_method: Any) -> PipelineScriptLauncher | PipelineProcessLauncher:
+    """The launcher for a way to start processes; what a Hydra job before this one started ends first.
+
+    Args:
+        strategy: whose processes they are.
+        environment: the cluster's, which may have started them already.
+        start_method: as `ZeroBubbleStrategy` takes it.
+    """
+    if start_method != "popen":
+        return PipelineProcessLauncher(strategy, start_method=start_method)
+    if _IS_INTERACTIVE and strategy.num_processes > 1 and not environment.creates_processes_externally:
+        return PipelineProcessLauncher(strategy, start_method="fork")  # there is no script to run again
+    finish_previous_job()
+    return PipelineScriptLauncher(environment, strategy.num_processes, strategy.num_nodes)
 
 
 def _build_here(trainer: Any, weights_path: str) -> None:

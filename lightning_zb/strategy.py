@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
@@ -22,13 +21,12 @@ from torch import Tensor, nn
 
 from lightning_zb import hooks, metrics, precision, refusals, stopping
 from lightning_zb.arguments import check_arguments
-from lightning_zb.callback import ZeroBubbleCallback
 from lightning_zb.checkpointing import CheckpointingStrategy
 from lightning_zb.data_agreement import share_random_state
-from lightning_zb.late_metrics import LateMetrics
-from lightning_zb.launching import PipelineProcessLauncher, PipelineScriptLauncher, finish_previous_job
+from lightning_zb.launching import make_launcher
 from lightning_zb.model.deferred_init import DeferredInit
 from lightning_zb.model.layers import check_same_layers
+from lightning_zb.own_callbacks import add_own_callbacks, replan_of
 from lightning_zb.pipeline import Pipeline, PipelineOptions
 from lightning_zb.plan_choice import PlanRequest
 from lightning_zb.planning.budget import check_budget
@@ -180,13 +178,7 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         budget, world_size = self.plan_request.memory_budget, self.num_nodes * self.num_processes
         if self._options.virtual_devices is None and isinstance(budget, list):
             check_budget(budget, Replicas.of(world_size, self.data_parallel_size, 0).pipeline_size)
-        if self._start_method != "popen":
-            self._launcher = PipelineProcessLauncher(self, start_method=self._start_method)
-        elif _IS_INTERACTIVE and self.num_processes > 1 and not environment.creates_processes_externally:
-            self._launcher = PipelineProcessLauncher(self, start_method="fork")  # there is no script to run again
-        else:
-            finish_previous_job()
-            self._launcher = PipelineScriptLauncher(environment, self.num_processes, self.num_nodes)
+        self._launcher = make_launcher(self, environment, self._start_method)
 
     def connect(self, model: pl.LightningModule) -> None:
         refusals.check_automatic(model)
@@ -199,12 +191,7 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         module = self.lightning_module
         assert module is not None
         trainer: Any = module.trainer
-        if not any(isinstance(c, metrics.LossRankMetrics) for c in trainer.callbacks):
-            trainer.callbacks.insert(0, metrics.LossRankMetrics())
-        if not any(isinstance(c, ZeroBubbleCallback) for c in trainer.callbacks):
-            trainer.callbacks.insert(1, ZeroBubbleCallback())
-        if self.root_device.type == "cuda" and not any(isinstance(c, LateMetrics) for c in trainer.callbacks):
-            trainer.callbacks.insert(1, LateMetrics())
+        add_own_callbacks(trainer.callbacks, self.root_device)
         stopping.end_on_sigterm(trainer)
         if self.replicas.num_replicas == 1:  # what is logged is whole on the rank that logs it
             warnings.filterwarnings("ignore", message=".*sync_dist=True")
@@ -245,8 +232,7 @@ class ZeroBubbleStrategy(CheckpointingStrategy):
         self.accelerator.setup(trainer)
         refusals.check_trainer(trainer, self.lightning_module)
         if self._pipeline is None:
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            replan = next(c.replan for c in callbacks if isinstance(c, ZeroBubbleCallback))
+            replan = replan_of(trainer.callbacks)  # type: ignore[attr-defined]
             halves = isinstance(self.precision_plugin, HalfPrecision)
             options = replace(self._options, plan=replace(self._options.plan, replan=replan, halves_parameters=halves))
             self._pipeline = Pipeline(
