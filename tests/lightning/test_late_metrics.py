@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import lightning_zb
 from lightning_zb.late_metrics import LateMetrics
-from lightning_zb.pipeline import Pipeline
+from lightning_zb.local_devices import LocalDevices
 from tests.lightning.fitting import users_log
 from tests.lightning.models import TokenModule, dataset
 
@@ -29,14 +29,14 @@ class Waits:
         self.arrived: set[int] = set()
         for name in WAITING:
             patch.setattr(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
-        run = Pipeline._run
+        run = LocalDevices.run
 
         def running(*args: Any) -> None:
             self.is_between = False
             run(*args)
             self.is_between = True
 
-        patch.setattr(Pipeline, "_run", running)
+        patch.setattr(LocalDevices, "run", running)
 
     def _noting(self, name: str, method: Any) -> Any:
         def noting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
