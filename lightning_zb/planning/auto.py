@@ -213,9 +213,10 @@ def _try_less_memory(
         if min(_bound(c) for c in lower) >= figure:
             break
         found = find_best(lower, effort, deadline)
-        value = _with_whole_backwards(found, found.searcher.result())
+        other = found.searcher.result()
+        value = _with_whole_backwards(found, other)
         if value < figure:
-            best, result, figure = next(c for c in candidates if c.name == found.name), found.searcher.result(), value
+            best, result, figure = next(c for c in candidates if c.name == found.name), other, value
     bound = best.searcher.bound
     outcome = PlanStatus.OPTIMAL if meets(result.value, bound.seconds) else PlanStatus.FEASIBLE
     return best, replace(result, bound=bound, outcome=outcome)

@@ -213,9 +213,10 @@ def tune(
             continue
         if not start_times(instance, order, start, ends):
             continue
-        cost = span_cost(instance, order, start, ends, own_start)
         if least < np.inf:
             cost = mean_cost(instance, order, start, ends, own_start, least)
+        else:
+            cost = span_cost(instance, order, start, ends, own_start)
         if cost <= current_cost or (
             best < np.inf and uniform(stream) < np.exp((current_cost - cost) / (best * heat * cooling + 1e-300))
         ):
